@@ -53,7 +53,7 @@ QUESTIONS = {
 AS_NOBODY = """
 import os, sys
 import steward.cli.sacct
-import steward.accounting.sacct.action, steward.accounting.sacct.printing
+import steward.accounting.sacct.output, steward.accounting.sacct.fields
 os.setuid(65534)
 sys.exit(steward.cli.sacct.run(sys.argv[2:]))
 """

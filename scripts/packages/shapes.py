@@ -9,7 +9,7 @@ import msgspec
 import typer
 
 from steward.accounting.sacct.fields import OURS, SLURMS
-from steward.accounting.sacct.help import HELP
+from steward.accounting.sacct.options import HELP
 from steward.cli.app import app
 
 FILES: Final = ("FILE", "FILE…", "PATH", "PATHS")

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from steward.accounting.page.parts import run_part
-from steward.accounting.page.shapes import PageAnswer, RunPart
+from steward.accounting.job_page.page import run_part
+from steward.accounting.job_page.requests import PageAnswer, RunPart
 from steward.accounting.settings import NotesSettings
 from steward.cli.drawing import ASCII, Pens, plain
 from steward.cli.job import rows_of

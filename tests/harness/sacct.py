@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from harness.events import NOVEMBER
-from steward.accounting.sacct.listing import listed
 from steward.accounting.sacct.options import options
-from steward.accounting.sacct.selecting import line_filter, window
-from steward.accounting.sacct.shapes import SacctText
+from steward.accounting.sacct.output import listed
+from steward.accounting.sacct.requests import SacctText
+from steward.accounting.sacct.selection import line_filter, window
 from steward.accounting.sacct.sources import Both, Parquet, Source, scratch_of
 from steward.core.access import Asker
 from steward.core.lines import Line

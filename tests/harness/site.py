@@ -169,7 +169,7 @@ class Site:
         common: dict[str, Any] = {"access": self.access, "now": lambda: self.now}
         match name:
             case "accounting":
-                from steward.accounting.room import AccountingRoom
+                from steward.accounting.context import AccountingRoom
 
                 return AccountingRoom(self.settings, order=self.append, **common)
             case "archive":

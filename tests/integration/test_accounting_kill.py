@@ -18,9 +18,9 @@ from running import chance_of
 from sandboxes import passable_directory
 from submitting import wait_until
 
+from steward.accounting.context import AccountingRoom
 from steward.accounting.gaps import Finding, GapsRequest
 from steward.accounting.gaps import gaps as find_gaps
-from steward.accounting.room import AccountingRoom
 from steward.core.access import Access, Asker, Standing
 from steward.core.events import RUN_END, RUN_START, utc_now
 from steward.core.journal import JournalReader

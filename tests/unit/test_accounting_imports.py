@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steward.accounting.imports import Maker, is_table, take_days, take_table
-from steward.accounting.imports.place import Place, load, save
+from steward.accounting.imports import (
+    Maker,
+    Place,
+    is_table,
+    load_place,
+    save_place,
+    take_days,
+    take_table,
+)
 from steward.core.events import JOB_END, STEP_ACCOUNTED, Event
 from steward.core.records import JobRecord
 from steward.slurm import SlurmError
@@ -252,9 +259,9 @@ def test_sizes() -> None:
 
 def test_places_are_kept_apart(tmp_path: Path) -> None:
     path = str(tmp_path / "imports.json")
-    assert load(path, "a") == ""
-    save(path, Place(name="a", done="1"))
-    save(path, Place(name="b", done="2"))
-    save(path, Place(name="a", done="3"))
-    assert (load(path, "a"), load(path, "b")) == ("3", "2")
+    assert load_place(path, "a") == ""
+    save_place(path, Place(name="a", done="1"))
+    save_place(path, Place(name="b", done="2"))
+    save_place(path, Place(name="a", done="3"))
+    assert (load_place(path, "a"), load_place(path, "b")) == ("3", "2")
     assert (tmp_path / "imports.json").stat().st_mode & 0o777 == 0o600

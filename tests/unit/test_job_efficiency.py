@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.job_page import GIB, S, T, answer_of, drawn, kinds, launch, run_line, run_of, task
-from steward.accounting.page import formulas
-from steward.accounting.page.parts import run_part
+from steward.accounting.job_page import job_efficiency
+from steward.accounting.job_page.job_efficiency import cpu_used_s
+from steward.accounting.job_page.page import run_part
 from steward.accounting.settings import NotesSettings
 
 
@@ -29,7 +30,7 @@ def test_suspended_time_was_not_given() -> None:
 
 def test_a_cgroup_that_used_more_counts() -> None:
     line = run_line(100, user_us=10 * S, system_us=0, cgroup_user_us=200 * S, cgroup_system_us=S)
-    assert formulas.cpu_used_s(line) == 201
+    assert cpu_used_s(line) == 201
 
 
 def test_memory_is_that_of_the_node_where_least_was_left() -> None:
@@ -101,17 +102,17 @@ def test_a_resized_run_was_given_what_all_its_sizes_were() -> None:
     ],
 )
 def test_tres(text: str, wanted: dict[str, int]) -> None:
-    assert formulas.tres(text) == wanted
+    assert job_efficiency.tres(text) == wanted
 
 
 @given(st.integers(-(2**70), 2**70))
 def test_any_status_has_an_outcome(status: int) -> None:
-    code, number, _ = formulas.outcome(status)
+    code, number, _ = job_efficiency.outcome(status)
     assert 0 <= code <= 255
     assert 0 <= number < 127
 
 
 def test_outcomes_are_those_of_wait() -> None:
-    assert formulas.outcome(3 << 8) == (3, 0, False)
-    assert formulas.outcome(9) == (0, 9, False)
-    assert formulas.outcome(11 | 0x80) == (0, 11, True)
+    assert job_efficiency.outcome(3 << 8) == (3, 0, False)
+    assert job_efficiency.outcome(9) == (0, 9, False)
+    assert job_efficiency.outcome(11 | 0x80) == (0, 11, True)

@@ -20,11 +20,9 @@ from harness.job_page import (
     step_line,
     task,
 )
-from steward.accounting.page.array import array_part
-from steward.accounting.page.gathering import without_private
-from steward.accounting.page.notes import duration, size
-from steward.accounting.page.parts import run_part, step_part
-from steward.accounting.page.shapes import PageAnswer, Waiting
+from steward.accounting.job_page.notes import duration, size
+from steward.accounting.job_page.page import array_part, run_part, step_part, without_private
+from steward.accounting.job_page.requests import PageAnswer, Waiting
 from steward.accounting.settings import NotesSettings
 from steward.cli.drawing import ASCII, Pens, Span, line_of_time, plain, width_of
 from steward.cli.job import rows_of

@@ -11,8 +11,8 @@ import pytest
 from harness import accounting
 from harness.accounting import START
 from harness.site import ADA, BELA, ROOT, Site
-from steward.accounting.page.gathering import NoSuchJob
-from steward.accounting.page.waiting import gone_on
+from steward.accounting.job_page.page import NoSuchJob
+from steward.accounting.job_page.pending_reasons import gone_on
 from steward.cli.drawing import ASCII, plain
 from steward.cli.job import rows_of
 from steward.core.access import Standing

@@ -11,7 +11,7 @@ from litestar import Request
 from litestar.testing import RequestFactory
 
 from harness.job_page import answer_of, launch, run_line, run_of, task
-from steward.accounting.listing.shapes import JobRow
+from steward.accounting.job_list_requests import JobRow
 from steward.archive.answers import DiffAnswer, HitLine
 from steward.archive.messages import Content
 from steward.archive.shapes import JobLine

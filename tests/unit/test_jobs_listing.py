@@ -11,7 +11,7 @@ import pytest
 from harness import accounting
 from harness.accounting import START
 from harness.site import ADA, BELA, ROOT, Site
-from steward.accounting.listing.shapes import JobsAnswer
+from steward.accounting.job_list_requests import JobsAnswer
 from steward.core.errors import UsageError
 from steward.jobs import JobFilter, Jobs
 

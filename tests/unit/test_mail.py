@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.job_page import answer_of, launch, run_line, run_of, task
-from steward.accounting.page.shapes import PageAnswer
+from steward.accounting.job_page.requests import PageAnswer
 from steward.accounting.settings import MailSettings
 from steward.cli import mail
 from steward.cli.mail import addresses, is_whole

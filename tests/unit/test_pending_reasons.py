@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from steward.accounting.page.shapes import Waiting
-from steward.accounting.page.waiting import waiting
-from steward.accounting.pending import Limit, explain
+from steward.accounting.job_page.pending_reasons import Limit, explain, waiting
+from steward.accounting.job_page.requests import Waiting
 from steward.core.records import JobRecord
 from steward.slurm import Pending
 from steward.slurm.pending import parse_limits

@@ -9,10 +9,10 @@ import pytest
 from harness.events import NOVEMBER
 from harness.sacct import JOBS, ROOT, asked, closed, ids, mixed, run, source, step
 from steward.accounting.errors import AccountingError
-from steward.accounting.sacct.listing import listed
 from steward.accounting.sacct.options import options
-from steward.accounting.sacct.selecting import line_filter, named_jobs, window
-from steward.accounting.sacct.shapes import SacctText
+from steward.accounting.sacct.output import listed
+from steward.accounting.sacct.requests import SacctText
+from steward.accounting.sacct.selection import line_filter, named_jobs, window
 from steward.accounting.sacct.sources import Parquet, Source, scratch_of
 from steward.core.errors import UsageError
 from steward.jobs.line_queries import LineFilter, statement

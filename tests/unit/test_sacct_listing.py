@@ -9,10 +9,10 @@ import pytest
 
 from harness.events import NOVEMBER
 from harness.sacct import ADA, JOBS, asked, closed, ids, mixed, run, source, us
-from steward.accounting.sacct.listing import sacct_of_file
 from steward.accounting.sacct.options import options
-from steward.accounting.sacct.selecting import limit_s, window
-from steward.accounting.sacct.shapes import SacctAnswer, SacctText
+from steward.accounting.sacct.output import sacct_of_file
+from steward.accounting.sacct.requests import SacctAnswer, SacctText
+from steward.accounting.sacct.selection import limit_s, window
 from steward.accounting.sacct.sources import Source, scratch_of
 from steward.core.lines import Line
 from steward.extensions.jobacct_plugins.log.packing import write_parquet

@@ -9,8 +9,15 @@ from hypothesis import strategies as st
 
 from steward.accounting.errors import AccountingUsage
 from steward.accounting.sacct.fields import BRIEF, COMPLETION, DEFAULT, LONG, SLURMS, chosen
-from steward.accounting.sacct.help import HELP, field_list, reason_list, state_list
-from steward.accounting.sacct.options import Options, completions, options
+from steward.accounting.sacct.options import (
+    HELP,
+    Options,
+    completions,
+    field_list,
+    options,
+    reason_list,
+    state_list,
+)
 from steward.core.errors import UsageError
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from harness.events import NOVEMBER
 from harness.sacct import ADA, JOBS, ROOT, asked, parquet_of, run, step
-from steward.accounting.room import AccountingRoom
-from steward.accounting.sacct.listing import sacct
+from steward.accounting.context import AccountingRoom
 from steward.accounting.sacct.options import options
-from steward.accounting.sacct.shapes import SacctRequest, SacctText
+from steward.accounting.sacct.output import sacct
+from steward.accounting.sacct.requests import SacctRequest, SacctText
 from steward.accounting.sacct.sources import Both, scratch_of
 from steward.core.access import Access, Asker, Standing
 from steward.core.config import AccessSettings, Settings

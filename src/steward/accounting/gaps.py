@@ -13,9 +13,9 @@ from typing import Final, Literal
 
 import msgspec
 
+from steward.accounting.context import AccountingRoom
 from steward.accounting.errors import AccountingUsage
-from steward.accounting.page.parts import moment
-from steward.accounting.room import AccountingRoom
+from steward.accounting.job_page.page import moment
 from steward.capture.nodes.last_seen import Heard
 from steward.core.access import Asker
 from steward.core.actions import Action, Answer, Request, Shape

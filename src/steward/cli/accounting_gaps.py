@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from steward.accounting.gaps import LIMIT, SILENT_S, Finding, GapsAnswer, GapsRequest
-from steward.accounting.page.notes import duration
+from steward.accounting.job_page.notes import duration
 from steward.cli import options, output
 from steward.cli.options import Place
 from steward.cli.output import Column

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from steward.accounting.page.shapes import FEW, MOST_TASKS, PageAnswer, PageRequest
+from steward.accounting.job_page.requests import FEW, MOST_TASKS, PageAnswer, PageRequest
 from steward.cli import options, output
 from steward.cli.drawing import Pens, Row, drawn, pens, plain
 from steward.cli.options import Place

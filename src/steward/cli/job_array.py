@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from steward.accounting.page.formulas import signal_name
-from steward.accounting.page.notes import duration
-from steward.accounting.page.shapes import ArrayPart, MemberPart, PageAnswer, Spread
+from steward.accounting.job_page.job_efficiency import signal_name
+from steward.accounting.job_page.notes import duration
+from steward.accounting.job_page.requests import ArrayPart, MemberPart, PageAnswer, Spread
 from steward.cli.drawing import Head, Pens, Piece, Row, bar, heading, table, text
 from steward.cli.job_steps import state_piece
 from steward.cli.text import number

@@ -2,12 +2,8 @@
 
 from datetime import datetime
 
-from steward.accounting.page.shapes import (
-    PageAnswer,
-    RunPart,
-    Waiting,
-)
-from steward.accounting.page.wording import (
+from steward.accounting.job_page.requests import PageAnswer, RunPart, Waiting
+from steward.accounting.job_page.wording import (
     cpu_words,
     end_words,
     memory_words,

@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from steward.accounting.page.formulas import elapsed_s, signal_name
-from steward.accounting.page.notes import duration, size
-from steward.accounting.page.shapes import PageAnswer, RunPart, StepPart, TaskPart
-from steward.accounting.page.wording import ends_of_tasks, exit_word
+from steward.accounting.job_page.job_efficiency import elapsed_s, signal_name
+from steward.accounting.job_page.notes import duration, size
+from steward.accounting.job_page.requests import PageAnswer, RunPart, StepPart, TaskPart
+from steward.accounting.job_page.wording import ends_of_tasks, exit_word
 from steward.cli.drawing import Head, Piece, Row, heading, table, wrapped
 
 _US: Final = 1_000_000

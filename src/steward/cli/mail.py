@@ -18,7 +18,7 @@ from typing import Annotated, Final
 
 import typer
 
-from steward.accounting.page.shapes import PageAnswer, PageRequest
+from steward.accounting.job_page.requests import PageAnswer, PageRequest
 from steward.accounting.settings import MailSettings
 from steward.cli import options
 from steward.cli.drawing import ASCII, plain

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from steward.accounting.sacct.options import Options, completions, options
-from steward.accounting.sacct.shapes import SacctAnswer, SacctText
+from steward.accounting.sacct.requests import SacctAnswer, SacctText
 from steward.cli.ending import ended
 from steward.cli.text import number
 from steward.cli.times import zone_to_ask_in
@@ -59,7 +59,7 @@ def _run(words: list[str]) -> int:
 
 def _told(asked: Options) -> str:
     from steward import __version__
-    from steward.accounting.sacct.help import HELP, USAGE, field_list, reason_list, state_list
+    from steward.accounting.sacct.options import HELP, USAGE, field_list, reason_list, state_list
 
     if asked.tell == "fields":
         return field_list()
@@ -76,8 +76,7 @@ def _told(asked: Options) -> str:
 
 
 def _print_lines(asked: Options) -> None:
-    from steward.accounting.sacct.fields import chosen
-    from steward.accounting.sacct.printing import header
+    from steward.accounting.sacct.fields import chosen, header
 
     if asked.request.flags:
         print(
@@ -116,20 +115,20 @@ def _say_window(answer: SacctAnswer) -> None:
 def _asked(asked: Options) -> Iterator[SacctText | SacctAnswer]:
     """Ask a file, the books here, or the daemon."""
     if asked.file:
-        from steward.accounting.sacct.listing import sacct_of_file
+        from steward.accounting.sacct.output import sacct_of_file
 
         return sacct_of_file(asked.file, this_user(), asked.request)
     found = where(_place(asked))
     if isinstance(found, Settings):
         return _of_books(asked, found)
-    from steward.accounting.sacct.action import SACCT
+    from steward.accounting.sacct.output import SACCT
 
     return elsewhere(found, SACCT, asked.request)
 
 
 def _of_books(asked: Options, settings: Settings) -> Iterator[SacctText | SacctAnswer]:
-    from steward.accounting.room import AccountingRoom
-    from steward.accounting.sacct.listing import sacct
+    from steward.accounting.context import AccountingRoom
+    from steward.accounting.sacct.output import sacct
     from steward.core.standings import access_of
 
     if settings.forward.to:
@@ -159,7 +158,7 @@ def _documents(asked: Options) -> Iterator[str]:
 
 def _meta(words: list[str]) -> dict[str, Any]:
     from steward import __version__
-    from steward.accounting.sacct.documents import VERSION
+    from steward.accounting.sacct.output import VERSION
 
     return {
         "version": VERSION,

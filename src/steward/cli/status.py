@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from steward.accounting.page.notes import duration
+from steward.accounting.job_page.notes import duration
 from steward.admin.status.requests import (
     ConsumerLine,
     MetricsAnswer,

@@ -10,7 +10,16 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Final
 from zoneinfo import ZoneInfo
 
-from steward.accounting import imports as books
+from steward.accounting import imports
+from steward.accounting.imports import (
+    Maker,
+    RunCounter,
+    Taken,
+    places_path,
+    take_days,
+    take_log,
+    take_table,
+)
 from steward.archive.importer import Imported, Submission, TreeKind, import_stored, import_tree
 from steward.capture.captured_jobs import Known
 from steward.capture.slurm_spool import spooled_script
@@ -107,8 +116,8 @@ def take_over_stored(
 
 
 def take_over_history(
-    settings: Settings, cluster: str, since: datetime, until: datetime, report: books.Report
-) -> books.Taken:
+    settings: Settings, cluster: str, since: datetime, until: datetime, report: imports.Report
+) -> Taken:
     """Take over what a cluster's slurmdbd knows of jobs and steps, a day a question.
 
     Args:
@@ -128,10 +137,10 @@ def take_over_history(
     history = slurm.history()
     if history is None:
         raise UsageError(f"cluster {cluster!r} has no slurmdbd: there is nothing to import from")
-    maker = books.Maker(cluster, redactor_of(settings).record)
-    places = books.places_path(settings.state_dir)
+    maker = Maker(cluster, redactor_of(settings).record)
+    places = places_path(settings.state_dir)
     with _appending(settings) as append:
-        return books.take_days(
+        return take_days(
             history, cluster, since, until, maker, slurm.people, append, places, report
         )
 
@@ -141,8 +150,8 @@ def take_over_file(
     cluster: str,
     path: str,
     times: tuple[datetime | None, datetime | None],
-    report: books.Report,
-) -> books.Taken:
+    report: imports.Report,
+) -> Taken:
     """Take over a file that sacct wrote, or another Steward's job log.
 
     Args:
@@ -158,14 +167,14 @@ def take_over_file(
         Unavailable: Nothing can be written.
     """
     _check(settings, cluster)
-    maker = books.Maker(cluster, redactor_of(settings).record)
-    is_table = books.is_table(path)
+    maker = Maker(cluster, redactor_of(settings).record)
+    is_table = imports.is_table(path)
     with _appending(settings) as append:
         if not is_table:
-            return books.take_log(path, cluster, maker, append, report, times=times)
-        places = books.places_path(settings.state_dir)
+            return take_log(path, cluster, maker, append, report, times=times)
+        places = places_path(settings.state_dir)
         zone = _zone(settings.cluster[cluster].timezone)
-        return books.take_table(
+        return take_table(
             path, cluster, maker, People(), append, places, report, zone=zone, times=times
         )
 
@@ -186,7 +195,7 @@ def _submissions(
     """Each submission of a time that slurmdbd knows, once: sacct shows tasks and later runs too."""
     redactor = redactor_of(settings)
     spool = settings.cluster[slurm.cluster].spool or slurm.config()["StateSaveLocation"]
-    runs = books.RunCounter()
+    runs = RunCounter()
     # Of each id the submission that was met last: an id may be used again.
     met: dict[int, tuple[int | None, datetime]] = {}
     since, until = times

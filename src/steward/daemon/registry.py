@@ -4,7 +4,7 @@ import importlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from steward.accounting.room import AccountingRoom
+from steward.accounting.context import AccountingRoom
 from steward.admin.credentials.context import CredentialsRoom
 from steward.admin.doctor.findings import DoctorRoom
 from steward.admin.journal import JournalRoom

@@ -58,7 +58,7 @@ def _needed(settings: Settings) -> Iterator[str]:
     yield "steward.automation.rules.templates"
     yield "jinja2.async_utils"
     yield "steward.reports.history.reader"
-    yield "steward.accounting.page.gathering"
+    yield "steward.accounting.job_page.page"
     if settings.bank.enabled:
         yield "steward.bank.ledger.opened"
         yield "sqlalchemy.dialects.sqlite"

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.accounting.page.shapes import PageAnswer
+from steward.accounting.job_page.requests import PageAnswer
 from steward.admin.plugins.build import build_plugins, find_headers
 from steward.admin.plugins.installation import install_shim
 from steward.agent import agent

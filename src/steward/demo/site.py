@@ -12,7 +12,7 @@ from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
-from steward.accounting.page.shapes import PageAnswer
+from steward.accounting.job_page.requests import PageAnswer
 from steward.admin.journal import StatusAnswer
 from steward.archive.shapes import JobLine
 from steward.automation.rules.requests import HistoryAnswer

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, tzinfo
 
-from steward.accounting.room import AccountingRoom
+from steward.accounting.context import AccountingRoom
 from steward.accounting.sacct.sources import books
 from steward.core.access import Access, Asker, Scope
 from steward.core.config import Settings

@@ -9,8 +9,8 @@ import msgspec
 from litestar import Request
 from markupsafe import Markup, escape
 
-from steward.accounting.listing.shapes import JobRow, JobsRequest, JobStatesRequest
-from steward.accounting.page.wording import exit_word
+from steward.accounting.job_list_requests import JobRow, JobsRequest, JobStatesRequest
+from steward.accounting.job_page.wording import exit_word
 from steward.archive.answers import SearchRequest
 from steward.core.errors import UsageError
 from steward.core.printable import safe

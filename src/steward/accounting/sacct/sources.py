@@ -12,9 +12,9 @@ from typing import Any, Final, Protocol, get_type_hints
 
 import msgspec
 
+from steward.accounting.context import AccountingRoom
 from steward.accounting.errors import AccountingError, AccountingUnavailable
 from steward.accounting.job_log import job_log
-from steward.accounting.room import AccountingRoom
 from steward.core.drivers import PARQUET
 from steward.core.lines import FIELDS, Line
 from steward.core.sqlite import Connection, SqliteError, open_reader, open_scratch, translated

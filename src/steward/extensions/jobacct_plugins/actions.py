@@ -4,7 +4,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from steward.accounting.room import AccountingRoom
+from steward.accounting.context import AccountingRoom
 from steward.core.access import Asker
 from steward.core.actions import Action
 from steward.core.errors import Refused

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import datetime, tzinfo
 
-from steward.accounting.room import AccountingRoom
+from steward.accounting.context import AccountingRoom
 from steward.core.access import Access, Asker
 from steward.core.config import Settings
 from steward.core.errors import Refused

@@ -9,9 +9,9 @@ from litestar import Request, Response, get
 from litestar.params import FromPath
 from markupsafe import Markup, escape
 
-from steward.accounting.page.notes import duration, size
-from steward.accounting.page.shapes import PageAnswer, PageRequest
-from steward.accounting.page.wording import end_words, share_word, state_word
+from steward.accounting.job_page.notes import duration, size
+from steward.accounting.job_page.requests import PageAnswer, PageRequest
+from steward.accounting.job_page.wording import end_words, share_word, state_word
 from steward.archive.answers import DiffAnswer, DiffRequest, EnvAnswer, EnvRequest
 from steward.core.lines import Line
 from steward.core.moments import moment

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from litestar import Response, get
 
-from steward.accounting.listing.shapes import JobsAnswer, JobsRequest
+from steward.accounting.job_list_requests import JobsAnswer, JobsRequest
 from steward.admin.credentials.errors import NotKnown
 from steward.admin.status.requests import StatusShowAnswer, StatusShowRequest
 from steward.bank.asking_views import BalanceAnswer, BalanceRequest

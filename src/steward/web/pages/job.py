@@ -7,10 +7,10 @@ import msgspec
 from litestar import Request, Response, get, post
 from litestar.params import FromPath
 
-from steward.accounting.listing.shapes import JobRow, JobsAnswer, JobsRequest
-from steward.accounting.page.notes import duration
-from steward.accounting.page.shapes import PageAnswer, PageRequest, StepPart
-from steward.accounting.page.wording import (
+from steward.accounting.job_list_requests import JobRow, JobsAnswer, JobsRequest
+from steward.accounting.job_page.notes import duration
+from steward.accounting.job_page.requests import PageAnswer, PageRequest, StepPart
+from steward.accounting.job_page.wording import (
     Span,
     cpu_words,
     end_words,

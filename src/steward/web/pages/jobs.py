@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from litestar import Request, Response, get
 
-from steward.accounting.listing.shapes import JobsAnswer, JobStatesAnswer
+from steward.accounting.job_list_requests import JobsAnswer, JobStatesAnswer
 from steward.archive.answers import SearchAnswer
 from steward.bank.asking_charged import ChargedAnswer, ChargedJob, ChargedRequest
 from steward.slurm.states import NAMES, SHORT

@@ -7,8 +7,8 @@ from typing import Any, Final
 from litestar import Request, Response, get, post
 from litestar.params import FromPath
 
-from steward.accounting.listing.shapes import JobsAnswer
-from steward.accounting.listing.shapes import JobsRequest as ListRequest
+from steward.accounting.job_list_requests import JobsAnswer
+from steward.accounting.job_list_requests import JobsRequest as ListRequest
 from steward.admin.credentials.requests import (
     TokenAnswer,
     TokenCreateRequest,

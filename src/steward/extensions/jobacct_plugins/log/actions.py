@@ -7,8 +7,8 @@ from typing import Final, Literal
 
 import msgspec
 
+from steward.accounting.context import AccountingRoom
 from steward.accounting.errors import AccountingUsage
-from steward.accounting.room import AccountingRoom
 from steward.core.access import Asker
 from steward.core.actions import Action
 from steward.core.errors import Refused, StewardError

@@ -1,6 +1,6 @@
 """The shapes of lists of jobs: what is asked, and what is answered.
 
-They are part of the same promise as those of ``steward.accounting.page.shapes``.
+They are part of the same promise as those of ``steward.accounting.job_page.requests``.
 """
 
 from datetime import datetime

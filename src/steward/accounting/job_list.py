@@ -6,16 +6,16 @@ from typing import Final
 
 import msgspec
 
+from steward.accounting.context import AccountingRoom
 from steward.accounting.errors import AccountingUsage
-from steward.accounting.listing.shapes import (
+from steward.accounting.job_list_requests import (
     JobRow,
     JobsAnswer,
     JobsRequest,
     JobStatesAnswer,
     JobStatesRequest,
 )
-from steward.accounting.page.formulas import cpu_used_s, elapsed_s, share, tres
-from steward.accounting.room import AccountingRoom
+from steward.accounting.job_page.job_efficiency import cpu_used_s, elapsed_s, share_of, tres
 from steward.archive.selecting import Span, job_filter
 from steward.archive.shapes import Selection
 from steward.core.access import Asker
@@ -140,9 +140,9 @@ def _single(row: JobRow, job: Job, line: Line | None, now_us: int) -> JobRow:
         memory_bytes=given.get("mem"),
         tres=record.tres_allocated or record.tres_requested,
         cpu_used_s=used,
-        cpu=share(used, elapsed * record.cpus) if is_over and elapsed and record.cpus else None,
+        cpu=share_of(used, elapsed * record.cpus) if is_over and elapsed and record.cpus else None,
         peak_bytes=peak,
-        memory=share(peak, allowed),
+        memory=share_of(peak, allowed),
         exit_code=record.exit_code,
         exit_signal=record.exit_signal,
         restarts=record.restarts,

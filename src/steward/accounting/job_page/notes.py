@@ -8,8 +8,8 @@ less because a node's report was lost.
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from steward.accounting.page.formulas import UNOPENED, doubtful, signal_name
-from steward.accounting.page.shapes import Efficiency, Note, StepPart
+from steward.accounting.job_page.job_efficiency import UNOPENED, doubtful, signal_name
+from steward.accounting.job_page.requests import Efficiency, Note, StepPart
 from steward.accounting.settings import NotesSettings
 from steward.core.lines import Line
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from steward.accounting.page.shapes import Balance, Efficiency, Spread
+from steward.accounting.job_page.requests import Balance, Efficiency, Spread
 from steward.core.lines import Line
 from steward.core.usage import StepUsage, TaskUsage
 
@@ -45,12 +45,12 @@ def cpu_used_s(line: Line) -> float | None:
     return max(tasks, cgroups) / _US
 
 
-def share(used: float | None, given: float | None) -> float | None:
+def share_of(used: float | None, given: float | None) -> float | None:
     """``used / given``; None where one of them is not known or nothing was given."""
     return used / given if used is not None and given else None
 
 
-def efficiency(
+def rate_efficiency(
     line: Line,
     steps: Sequence[tuple[Line, Sequence[StepUsage]]],
     now_us: int,
@@ -74,15 +74,15 @@ def efficiency(
     # Of a run that goes on, what its steps have used so far is only known of those that ended.
     is_over = line.end_us > 0
     return Efficiency(
-        cpu=share(used, given) if is_over else None,
+        cpu=share_of(used, given) if is_over else None,
         cpu_used_s=used,
         cpu_given_s=given,
-        memory=share(memory.peak, memory.allocated),
+        memory=share_of(memory.peak, memory.allocated),
         memory_used_bytes=memory.peak,
         memory_given_bytes=memory.allocated,
         memory_node=memory.node,
         memory_at_least=memory.at_least,
-        time=share(elapsed, limit),
+        time=share_of(elapsed, limit),
         elapsed_s=elapsed,
         limit_s=limit,
         at_least=not is_over or doubtful(line) or any(doubtful(step) for step, _ in steps),
@@ -153,7 +153,7 @@ def _memory(line: Line, steps: Sequence[tuple[Line, Sequence[StepUsage]]]) -> _M
 
 
 def _nearness(one: _Memory) -> tuple[float, int]:
-    return share(one.peak, one.allocated) or 0.0, one.peak or 0
+    return share_of(one.peak, one.allocated) or 0.0, one.peak or 0
 
 
 def memory_per_node(line: Line) -> int | None:

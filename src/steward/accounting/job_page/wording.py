@@ -5,10 +5,10 @@ from typing import Final, Literal
 
 import msgspec
 
-from steward.accounting.page.formulas import UNOPENED, signal_name
-from steward.accounting.page.notes import duration, ran, size
-from steward.accounting.page.shapes import Efficiency, PageAnswer, RunPart, StepPart
-from steward.accounting.pending import explain
+from steward.accounting.job_page.job_efficiency import UNOPENED, signal_name
+from steward.accounting.job_page.notes import duration, ran, size
+from steward.accounting.job_page.pending_reasons import explain
+from steward.accounting.job_page.requests import Efficiency, PageAnswer, RunPart, StepPart
 
 _US: Final = 1_000_000
 SpanKind = Literal["held", "waited", "ran", "suspended"]

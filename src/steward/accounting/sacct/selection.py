@@ -7,9 +7,9 @@ from typing import Final
 
 import msgspec
 
+from steward.accounting.context import AccountingRoom
 from steward.accounting.errors import AccountingUsage
-from steward.accounting.room import AccountingRoom
-from steward.accounting.sacct.shapes import SacctRequest
+from steward.accounting.sacct.requests import SacctRequest
 from steward.core.access import Asker, Scope
 from steward.core.moments import micros
 from steward.jobs.line_queries import MOST_NAMED, LineFilter, Named, Range

@@ -1,0 +1,538 @@
+"""The action behind 'steward job': finds the job, what is known of it, and who may see it.
+
+Whose job records somebody may see follows the cluster's PrivateData, as sacct's
+rows do; what is as private as a script is left out of the record for others.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from steward.accounting.context import AccountingRoom
+from steward.accounting.errors import AccountingError
+from steward.accounting.job_page import job_efficiency
+from steward.accounting.job_page.job_efficiency import (
+    UNOPENED,
+    cpu_used_s,
+    elapsed_s,
+    peak_of,
+    rate_efficiency,
+    share_of,
+    signal_name,
+    task_cpu_s,
+)
+from steward.accounting.job_page.notes import notes_on, size
+from steward.accounting.job_page.pending_reasons import gone_on, waiting
+from steward.accounting.job_page.requests import (
+    FEW,
+    MOST_TASKS,
+    ArrayPart,
+    Efficiency,
+    MemberPart,
+    NodePart,
+    PageAnswer,
+    PageRequest,
+    RunPart,
+    StepPart,
+    TaskPart,
+    Waiting,
+)
+from steward.accounting.settings import NotesSettings
+from steward.core.access import Asker
+from steward.core.actions import Action
+from steward.core.errors import Missing, UsageError
+from steward.core.lines import Line
+from steward.core.moments import micros
+from steward.core.records import JobRecord
+from steward.core.usage import StepUsage, TaskUsage
+from steward.jobs import Job, Run, parse
+from steward.slurm import WAITING, Outlook, Pending
+from steward.slurm.arrays import count
+
+_US = 1_000_000
+_Worked = tuple[str, TaskUsage]
+"""A task, and the node that it ran on."""
+
+
+def run_part(
+    line: Line,
+    steps: Sequence[tuple[Line, Sequence[StepUsage]]],
+    settings: NotesSettings,
+    *,
+    now_us: int,
+    pieces: Iterable[Line] = (),
+    suspended_at: datetime | None = None,
+    tasks: int = FEW,
+    nodes: int = FEW,
+) -> RunPart:
+    """A run as its page shows it.
+
+    Args:
+        line: The run's line.
+        steps: Each step's line and its launches.
+        settings: Thresholds of notes.
+        now_us: The present moment, µs since the epoch.
+        pieces: Of a resized job what it had before.
+        suspended_at: When it was suspended or resumed last.
+        tasks: How many tasks of each step are told at most.
+        nodes: How many nodes likewise.
+    """
+    pieces = tuple(pieces)
+    efficiency = rate_efficiency(line, steps, now_us, pieces)
+    parts = tuple(
+        step_part(step, launches, now_us=now_us, tasks=tasks, nodes=nodes)
+        for step, launches in steps
+    )
+    return RunPart(
+        line=line,
+        suspended_at=suspended_at,
+        pieces=pieces,
+        steps=parts,
+        efficiency=efficiency,
+        notes=notes_on(line, efficiency, parts, settings),
+    )
+
+
+def step_part(
+    line: Line, launches: Sequence[StepUsage], *, now_us: int, tasks: int = FEW, nodes: int = FEW
+) -> StepPart:
+    """A step as its page shows it; arguments as of :func:`run_part`."""
+    worked = [(launch.node, task) for launch in launches for task in launch.tasks]
+    outcomes = Counter(job_efficiency.outcome(task.status)[:2] for _, task in worked)
+    signals: Counter[int] = Counter()
+    codes: Counter[int] = Counter()
+    for (code, number), count in outcomes.items():
+        if number:
+            signals[number] += count
+        else:
+            codes[code] += count
+    elapsed = elapsed_s(line, now_us)
+    given = elapsed * line.cpus if elapsed and line.cpus and line.end_us else None
+    return StepPart(
+        line=line,
+        cpu=share_of(cpu_used_s(line), given),
+        signals=dict(sorted(signals.items())),
+        codes=dict(sorted(codes.items())) if set(codes) - {0} else {},
+        balance=job_efficiency.balance(task for _, task in worked),
+        tasks=tuple(_task(node, task) for node, task in _notable(worked, min(tasks, MOST_TASKS))),
+        nodes=tuple(_node(launch) for launch in _notable_launches(launches, nodes)),
+        all_tasks=len(worked),
+        all_nodes=len({launch.node for launch in launches}),
+    )
+
+
+def _notable(worked: Sequence[_Worked], most: int) -> list[_Worked]:
+    """The tasks to look at first: failed, busiest, largest, idlest; in order of their ids."""
+    if len(worked) <= most:
+        return sorted(worked, key=lambda one: one[1].task)
+    failed = (one for one in worked if one[1].status)
+    lists: list[list[_Worked]] = [
+        heapq.nsmallest(most, failed, key=lambda one: one[1].task),
+        heapq.nlargest(most, worked, key=lambda one: task_cpu_s(one[1])),
+        heapq.nlargest(most, worked, key=lambda one: one[1].max_rss_bytes or 0),
+        heapq.nsmallest(most, worked, key=lambda one: task_cpu_s(one[1])),
+    ]
+    return sorted(_in_turn(lists, most), key=lambda one: one[1].task)
+
+
+def _in_turn(lists: Sequence[Sequence[_Worked]], most: int) -> list[_Worked]:
+    """One of each list in turn, nothing twice, until there are enough."""
+    chosen: dict[int, _Worked] = {}
+    for place in range(max((len(one) for one in lists), default=0)):
+        for one in lists:
+            if place < len(one) and len(chosen) < most:
+                chosen.setdefault(id(one[place][1]), one[place])
+    return list(chosen.values())
+
+
+def _notable_launches(launches: Sequence[StepUsage], most: int) -> list[StepUsage]:
+    """The nodes to look at first: without an end, with the highest peak, the most CPU time."""
+    if len(launches) > most:
+        launches = heapq.nlargest(
+            most,
+            launches,
+            key=lambda one: (one.end is None, peak_of(one) or 0, _cpu_s(one)),
+        )
+    return sorted(launches, key=lambda one: (one.node, one.launched_us))
+
+
+def _cpu_s(launch: StepUsage) -> float:
+    return sum(task_cpu_s(task) for task in launch.tasks)
+
+
+def _node(launch: StepUsage) -> NodePart:
+    start, end = launch.start, launch.end
+    cgroup = None
+    if end is not None and end.cgroup_user_us is not None:
+        cgroup = (end.cgroup_user_us + (end.cgroup_system_us or 0)) / _US
+    return NodePart(
+        node=launch.node,
+        cpus=start.cpus if start is not None else 0,
+        tasks=len(launch.tasks),
+        started=moment(launch.launched_us),
+        ended=moment(launch.ended_us) if launch.ended_us else None,
+        cpu_s=_cpu_s(launch),
+        cgroup_cpu_s=cgroup,
+        peak_bytes=peak_of(launch),
+        memory_bytes=start.memory_bytes if start is not None else None,
+        lost=end.lost if end is not None else 0,
+    )
+
+
+def _task(node: str, task: TaskUsage) -> TaskPart:
+    code, number, core = job_efficiency.outcome(task.status)
+    return TaskPart(
+        task=task.task,
+        node=node,
+        pid=task.pid,
+        ended=moment(task.ended_us),
+        exit_code=code,
+        signal=number,
+        core=core,
+        cpu_s=task_cpu_s(task),
+        user_s=task.user_us / _US,
+        system_s=task.system_us / _US,
+        max_rss_bytes=task.max_rss_bytes,
+        minor_faults=task.minor_faults,
+        major_faults=task.major_faults,
+        read_bytes=task.read_bytes,
+        written_bytes=task.written_bytes,
+        voluntary_switches=task.voluntary_switches,
+        involuntary_switches=task.involuntary_switches,
+        includes_epilog=task.includes_epilog,
+    )
+
+
+def moment(us: int) -> datetime:
+    """A time, from µs since the epoch; what lies beyond the calendar becomes the epoch."""
+    try:
+        return datetime.fromtimestamp(us / _US, UTC)
+    except (OverflowError, OSError, ValueError):
+        return datetime.fromtimestamp(0, UTC)
+
+
+_FAILED: Final = ("OUT_OF_MEMORY", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "FAILED", "DEADLINE")
+_MOST_WORST: Final = 12
+
+
+class _Member(msgspec.Struct, frozen=True):
+    line: Line
+    efficiency: Efficiency
+
+
+def array_part(
+    job: str,
+    lines: Iterable[Line],
+    settings: NotesSettings,
+    *,
+    now_us: int,
+    waiting: str = "",
+    waiting_tasks: int = 0,
+) -> ArrayPart:
+    """The sum of an array.
+
+    Args:
+        job: Its name.
+        lines: The line of the last run of each task that has a record of its own.
+        settings: Thresholds of notes.
+        now_us: The present moment, µs since the epoch.
+        waiting: Which tasks have none yet.
+        waiting_tasks: How many those are.
+    """
+    members = [_Member(line, rate_efficiency(line, (), now_us)) for line in lines]
+    states = Counter(member.line.state or "UNKNOWN" for member in members)
+    if waiting_tasks:
+        states["PENDING"] += waiting_tasks
+    notes: Counter[str] = Counter()
+    for member in members:
+        notes.update(note.kind for note in notes_on(member.line, member.efficiency, (), settings))
+    ended = [member for member in members if member.line.end_us]
+    return ArrayPart(
+        job=job,
+        states=dict(states.most_common()),
+        tasks=len(members),
+        waiting=waiting,
+        cpu=job_efficiency.spread(member.efficiency.cpu for member in ended),
+        memory=job_efficiency.spread(member.efficiency.memory for member in ended),
+        time=job_efficiency.spread(member.efficiency.time for member in ended),
+        elapsed_s=job_efficiency.spread(member.efficiency.elapsed_s for member in ended),
+        cpu_used_s=sum(member.efficiency.cpu_used_s or 0.0 for member in members),
+        notes=dict(notes.most_common()),
+        worst=_worst(ended),
+    )
+
+
+def _worst(ended: Sequence[_Member]) -> tuple[MemberPart, ...]:
+    """The tasks to look at first: those that failed, then the ends of each spread."""
+    failed = [member for member in ended if member.line.state in _FAILED]
+    chosen: dict[str, MemberPart] = {}
+    for member in heapq.nsmallest(_MOST_WORST // 2, failed, key=_by_failure):
+        _add(chosen, member, _failure(member.line))
+    with_cpu = [member for member in ended if member.efficiency.cpu is not None]
+    with_memory = [member for member in ended if member.efficiency.memory is not None]
+    if len(ended) > 1:
+        for member in heapq.nsmallest(2, with_cpu, key=lambda one: one.efficiency.cpu or 0.0):
+            _add(chosen, member, "least CPU efficiency")
+        for member in heapq.nlargest(2, with_memory, key=lambda one: one.efficiency.memory or 0.0):
+            peak = size(member.efficiency.memory_used_bytes or 0)
+            _add(chosen, member, f"most memory, {peak}")
+        _add_longest(chosen, ended)
+    return tuple(list(chosen.values())[:_MOST_WORST])
+
+
+def _add_longest(chosen: dict[str, MemberPart], ended: Sequence[_Member]) -> None:
+    """The two that ran longest, where they ran longer than another did."""
+    longest = heapq.nlargest(2, ended, key=lambda one: one.efficiency.elapsed_s or 0.0)
+    most = longest[0].efficiency.elapsed_s or 0.0
+    least = min(member.efficiency.elapsed_s or 0.0 for member in ended)
+    for member in longest:
+        elapsed = member.efficiency.elapsed_s or 0.0
+        if elapsed > least:
+            _add(chosen, member, "ran longest" if elapsed == most else "ran second longest")
+
+
+def _by_failure(member: _Member) -> tuple[int, int]:
+    return _FAILED.index(member.line.state), member.line.job_id
+
+
+def _failure(line: Line) -> str:
+    if line.exit_signal == UNOPENED:
+        return "output not opened"
+    if line.exit_signal:
+        return signal_name(line.exit_signal)
+    if line.state == "FAILED" and line.exit_code:
+        return f"exit code {line.exit_code}"
+    return line.state.lower().replace("_", " ")
+
+
+def _add(chosen: dict[str, MemberPart], member: _Member, why: str) -> None:
+    line, efficiency = member.line, member.efficiency
+    if line.label in chosen:
+        known = chosen[line.label]
+        why = f"{known.why}; {why}"
+    chosen[line.label] = MemberPart(
+        job=line.label,
+        state=line.state,
+        why=why,
+        elapsed_s=efficiency.elapsed_s,
+        cpu=efficiency.cpu,
+        memory=efficiency.memory,
+        exit_code=line.exit_code,
+        exit_signal=line.exit_signal,
+    )
+
+
+_PRIVATE: Final = (
+    *("submit_line", "command", "work_dir", "stdin", "stdout", "stderr"),
+    *("comment", "admin_comment", "system_comment", "extra", "container"),
+)
+"""What is shown only to who may read the job's script."""
+_MOST_PARTS: Final = 100
+
+
+class NoSuchJob(AccountingError, Missing):
+    """No job that the asker may see was called so."""
+
+
+def page(room: AccountingRoom, asker: Asker, request: PageRequest) -> PageAnswer:
+    """The page of a job; raises as :meth:`Pages.page`."""
+    return Pages(room).page(asker, request)
+
+
+class Pages:
+    """What pages are made from.
+
+    Args:
+        room: jobs.db, the settings, and who may see what.
+    """
+
+    def __init__(self, room: AccountingRoom) -> None:
+        self._settings = room.settings
+        self._access = room.access
+        self._jobs = room.jobs
+        self._zone = room.zone
+        self._now = room.now()
+        self._now_us = micros(self._now)
+
+    def page(self, asker: Asker, request: PageRequest) -> PageAnswer:
+        """The page of a job.
+
+        Raises:
+            JobNameError: The text names no job.
+            NoSuchJob: There is none, or none that the asker may see.
+            UsageError: Several clusters have such a job, or it is no array and was to be
+                summed up as one.
+        """
+        notes = self._settings.accounting.notes
+        with self._jobs.snapshot():
+            job, others = self._find(asker, request)
+            may_read = self._may_read(asker, job)
+            answer = PageAnswer(
+                job=job.label,
+                cluster=job.cluster,
+                job_id=job.job_id,
+                verified=job.verified,
+                record=job.record if may_read else without_private(job.record),
+                now=self._now,
+                others=tuple(other.first_submit for other in others),
+                zone=self._zone(job.cluster),
+                hears_nodes=bool(self._settings.nodes.listen or self._settings.receive.listen),
+                cpu_low=notes.cpu_low,
+                memory_low=notes.memory_low,
+                memory_high=notes.memory_high,
+            )
+            if request.array:
+                return msgspec.structs.replace(answer, array=self._array(job))
+            answer = msgspec.structs.replace(
+                answer,
+                parts=self._parts(job, request),
+                runs=self._runs(job, request, may_read=may_read),
+            )
+        found = self._waiting(asker, job)
+        if isinstance(found, Outlook):
+            return gone_on(answer, found)
+        return msgspec.structs.replace(answer, waiting=found)
+
+    def _find(self, asker: Asker, request: PageRequest) -> tuple[Job, list[Job]]:
+        text, cluster = request.job, request.cluster
+        seen = [
+            job
+            for job in self._jobs.find(text, cluster)
+            if self._access.may_see_job(asker, job.cluster, job.record.uid, job.record.account)
+        ]
+        if not seen:
+            where = f" on cluster {cluster}" if cluster else ""
+            raise NoSuchJob(f"no job {text} is known{where}, or none that you may see", text)
+        clusters = sorted({job.cluster for job in seen})
+        if len(clusters) > 1:
+            raise UsageError(
+                f"clusters {', '.join(clusters)} each have a job {text}: name one with --cluster",
+                text,
+            )
+        return seen[0], [job for job in seen[1:] if job.job_id == seen[0].job_id]
+
+    def _may_read(self, asker: Asker, job: Job) -> bool:
+        record = job.record
+        return self._access.may_read_script(
+            asker,
+            job.cluster,
+            uid=record.uid,
+            user_at_submit=record.user,
+            account=record.account,
+        )
+
+    def _parts(self, job: Job, request: PageRequest) -> tuple[str, ...]:
+        record = job.record
+        if not (record.array_job_id or record.het_job_id) or not parse(request.job).is_whole:
+            return ()
+        return tuple(part.label for part in self._jobs.parts_of(job)[:_MOST_PARTS])
+
+    def _runs(self, job: Job, request: PageRequest, *, may_read: bool) -> tuple[RunPart, ...]:
+        lines = self._jobs.lines_of(job)
+        if not may_read:
+            lines = [_line_without_private(line) for line in lines]
+        launches: dict[int, list[StepUsage]] = {}
+        for launch in self._jobs.launches_of(job):
+            launches.setdefault(launch.restarts, []).append(launch)
+        return tuple(
+            self._run(run, _lines_of_run(lines, run), launches.get(run.restarts, ()), request)
+            for run in self._jobs.runs_of(job)
+            if any(line.restarts == run.restarts and not line.step for line in lines)
+        )
+
+    def _run(
+        self,
+        run: Run,
+        lines: Sequence[Line],
+        launches: Iterable[StepUsage],
+        request: PageRequest,
+    ) -> RunPart:
+        by_step: dict[str, list[StepUsage]] = {}
+        for launch in launches:
+            by_step.setdefault(launch.step, []).append(launch)
+        whole = [line for line in lines if not line.step and not line.piece_us]
+        return run_part(
+            whole[-1] if whole else lines[-1],
+            [(line, by_step.get(line.step, ())) for line in lines if line.step],
+            self._settings.accounting.notes,
+            now_us=self._now_us,
+            pieces=[line for line in lines if not line.step and line.piece_us],
+            suspended_at=run.record.suspended_at,
+            tasks=request.tasks,
+            nodes=request.nodes,
+        )
+
+    def _array(self, job: Job) -> ArrayPart:
+        record = job.record
+        if not record.array_job_id:
+            raise UsageError(
+                f"job {job.label} is no array: 'steward job {job.label}' shows it", job
+            )
+        leader = self._jobs.find(str(record.array_job_id), job.cluster)
+        # Of an id that was used again only this array's tasks.
+        members = [job, *(one for root in leader[:1] for one in (root, *self._jobs.parts_of(root)))]
+        tasks = {one.number: one for one in members if one.record.uid == record.uid}
+        waiting = [
+            one.record.array_task
+            for one in tasks.values()
+            if one.record.array_task and not one.record.array_task.isdecimal()
+        ]
+        lines = [
+            line
+            for one in tasks.values()
+            if one.record.array_task.isdecimal()
+            for line in self._jobs.lines_of(one)
+            if line.is_latest and not line.step and not line.piece_us
+        ]
+        return array_part(
+            str(record.array_job_id),
+            lines,
+            self._settings.accounting.notes,
+            now_us=self._now_us,
+            waiting=",".join(waiting),
+            waiting_tasks=sum(count(expression) for expression in waiting),
+        )
+
+    def _waiting(self, asker: Asker, job: Job) -> Waiting | Outlook | None:
+        if job.record.state not in WAITING or not job.verified:
+            return None
+        cluster = self._settings.cluster.get(job.cluster)
+        asks = cluster is not None and cluster.asks_slurm and not cluster.remote
+        pending = Pending(job.cluster, cluster) if asks and cluster is not None else None
+
+        def state_of(job_id: int) -> str:
+            for other in self._jobs.find(str(job_id), job.cluster)[:1]:
+                record = other.record
+                if self._access.may_see_job(asker, job.cluster, record.uid, record.account):
+                    return record.state
+            return ""
+
+        may_read = self._may_read(asker, job)
+        return waiting(job.record, pending, state_of, may_read=may_read)
+
+
+def without_private(record: JobRecord) -> JobRecord:
+    """A record without what is as private as a script."""
+    return msgspec.structs.replace(record, **dict.fromkeys(_PRIVATE, ""))
+
+
+def _line_without_private(line: Line) -> Line:
+    private = {field: "" for field in _PRIVATE if field in Line.__struct_fields__}
+    return msgspec.structs.replace(line, **private)
+
+
+def _lines_of_run(lines: Iterable[Line], run: Run) -> list[Line]:
+    return [line for line in lines if line.restarts == run.restarts]
+
+
+JOB: Final = Action(
+    name="accounting.job",
+    help="Show what a job was, what it used, and how well.",
+    request=PageRequest,
+    answer=PageAnswer,
+    run=page,
+)

@@ -1,0 +1,436 @@
+"""Lines as text, in pieces: which of a job's runs are shown, and in what order.
+
+Rows stream through: never more than one job's lines are held back, until it
+is known that no later run of the job is meant as well.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from steward.accounting.context import AccountingRoom
+from steward.accounting.sacct import fields, selection, sources
+from steward.accounting.sacct.fields import DEFAULT, Printer, printer
+from steward.accounting.sacct.requests import SacctAnswer, SacctRequest, SacctText
+from steward.accounting.sacct.selection import Window, clusters_asked, line_filter, zone_asked
+from steward.accounting.sacct.sources import Row, Source
+from steward.accounting.sacct.values import Clock, Dates
+from steward.core.access import Asker
+from steward.core.actions import Action
+from steward.core.events import utc_now
+from steward.core.lines import FIELDS
+from steward.jobs.line_queries import (
+    HIDDEN_RUN,
+    HIDDEN_STEP,
+    SHOWN_PIECE,
+    SHOWN_RUN,
+    SHOWN_STEP,
+    UNNAMED_PIECE,
+    LineFilter,
+)
+from steward.slurm.times import zone_called
+
+_PIECE_LETTERS: Final = 256 * 1024
+_CLUSTER, _JOB_ID = 1, 2
+
+
+def sacct(
+    room: AccountingRoom, asker: Asker, request: SacctRequest
+) -> Iterator[SacctText | SacctAnswer]:
+    """The lines that are meant, and that the asker may see.
+
+    Raises:
+        UsageError: Something in the request cannot be understood.
+        SqliteUnavailable: There are no books yet.
+    """
+    now = room.now()
+    clusters = clusters_asked(room, request)
+    when = selection.window(request, now, zone_asked(room, request, clusters))
+    wanted = line_filter(asker, request, when, clusters, room.scopes(asker))
+    source = sources.books(room, wanted, duplicates=request.duplicates)
+    shown = clusters or room.clusters
+    zones = {name: request.zone or room.zone(name) for name in shown}
+    return listed(source, wanted, request, when, now, zones)
+
+
+def sacct_of_file(
+    path: str, asker: Asker, request: SacctRequest
+) -> Iterator[SacctText | SacctAnswer]:
+    """The lines of a job log that whoever asks can read.
+
+    Raises:
+        UsageError: Something in the request cannot be understood.
+        StewardError: The file cannot be read, or is no job log.
+    """
+    now = utc_now()
+    when = selection.window(request, now, zone_called(request.zone))
+    wanted = line_filter(asker, request, when, request.clusters, None)
+    source = sources.file_source(path)
+    return listed(source, wanted, request, when, now, {"": request.zone})
+
+
+def listed(
+    source: Source,
+    wanted: LineFilter,
+    request: SacctRequest,
+    when: Window,
+    now: datetime,
+    zones: dict[str, str],
+) -> Iterator[SacctText | SacctAnswer]:
+    """The lines of a source.
+
+    Args:
+        source: Where they come from.
+        wanted: Which.
+        request: How they are to be shown.
+        when: The window of time.
+        now: The present moment.
+        zones: IANA names of the clusters' zones; "" for this host's own.
+
+    Raises:
+        UsageError: The format or the form of times cannot be understood.
+    """
+    clock = _clock(zones, request.time_format, now)
+    nodes = _on_nodes(request.nodelist)
+    base = ("cluster", "job_id", *(("nodelist",) if nodes is not None else ()))
+    made: Printer | None = None
+    if request.form == "text":
+        chosen = fields.chosen(request.format or DEFAULT)
+        made = printer(chosen, request, clock, now, 1 + len(base))
+    columns: Sequence[str] = made.columns if made else FIELDS
+    rows = source.rows(
+        wanted,
+        [*_sql(base, wanted), *_sql(columns, wanted, request.truncate)],
+        steps=not request.allocations,
+    )
+    kept = _kept(rows, request, nodes)
+    if made:
+        run, step = made.run, made.step
+        # Made as they are sent: a line may be a hundred times longer than its row.
+        lines = (run(row) if row[0] < SHOWN_STEP else step(row) for row in _flat(kept))
+        yield from _in_pieces(lines, when)
+        return
+
+    write = documents if request.form == "json" else plain_lines
+    yield from _in_pieces(write(_flat(kept), len(base) + 1, now), when)
+
+
+def _clock(zones: dict[str, str], form: str, now: datetime) -> Clock:
+    names = set(zones.values()) or {""}
+    if len(names) == 1:
+        return Clock({"": Dates(zone_called(names.pop()), form, now)})
+    dates = {name: Dates(zone_called(name), form, now) for name in names}
+    by_cluster = {cluster: dates[name] for cluster, name in zones.items()}
+    return Clock({"": next(iter(dates.values())), **by_cluster})
+
+
+def _sql(columns: Iterable[str], wanted: LineFilter, truncate: bool | None = None) -> list[str]:
+    """SQL for each column.
+
+    Args:
+        columns: Their names.
+        wanted: Which lines there will be.
+        truncate: Whether times are cut to the window; None for the columns that only tell
+            jobs apart.
+    """
+    cut = {}
+    if truncate is None and len(wanted.clusters) == 1:
+        # All rows are of one: to fetch its name for each of them would take time.
+        cut = {"cluster": "NULL"}
+    elif truncate and wanted.since_us:
+        since, until = wanted.since_us, wanted.until_us
+        cut = {
+            "start_us": f"CASE WHEN start_us <> 0 AND start_us < {since} THEN {since} "
+            "ELSE start_us END",
+            "end_us": f"CASE WHEN end_us = 0 OR end_us > {until} THEN {until} ELSE end_us END",
+        }
+        # What has not begun begins where it is cut, as in Slurm.
+        cut["start_us"] = f"CASE WHEN start_us = 0 THEN {cut['end_us']} ELSE {cut['start_us']} END"
+    return [cut.get(column, f'"{column}"') for column in columns]
+
+
+def _on_nodes(nodelist: str) -> Callable[[str | None], bool] | None:
+    """Whether a list of nodes holds one of those that are asked for; None for any."""
+    if not nodelist:
+        return None
+    from steward.slurm.nodelists import NodeListError, expand
+
+    asked = frozenset(expand(nodelist))
+    known: dict[str, bool] = {}
+
+    def meets(nodes: str | None) -> bool:
+        if not nodes:
+            return False
+        if nodes not in known:
+            if len(known) > 10_000:
+                known.clear()
+            try:
+                known[nodes] = not asked.isdisjoint(expand(nodes))
+            except NodeListError:
+                known[nodes] = False
+        return known[nodes]
+
+    return meets
+
+
+def _kept(
+    batches: Iterable[Sequence[Row]],
+    request: SacctRequest,
+    nodes: Callable[[str | None], bool] | None,
+) -> Iterator[list[Row]]:
+    """The rows that are shown, in order: of several runs of one job id the last.
+
+    Pieces of a resized job are shown always, before what became of it.
+    """
+    every_run = request.form != "text"
+    cluster = job_id = None
+    keep = False
+    pieces: list[Row] = []
+    last: list[Row] = []
+    lines = last
+    out: list[Row] = []
+    for batch in batches:
+        for row in batch:
+            mark = row[0]
+            if mark >= SHOWN_STEP:
+                if keep and mark != HIDDEN_STEP and (nodes is None or nodes(row[3])):
+                    lines.append(row)
+                continue
+            keep = mark != HIDDEN_RUN and (nodes is None or nodes(row[3]))
+            if not keep:
+                continue
+            is_piece = mark in (SHOWN_PIECE, UNNAMED_PIECE)
+            if row[_JOB_ID] != job_id or row[_CLUSTER] != cluster:
+                job_id, cluster = row[_JOB_ID], row[_CLUSTER]
+                out += pieces
+                out += last
+                pieces, last = [], []
+            elif not is_piece:
+                if request.duplicates:
+                    out += pieces
+                    out += last
+                    pieces = []
+                last = []
+            lines = pieces if is_piece else last
+            if every_run or mark in (SHOWN_RUN, SHOWN_PIECE):
+                lines.append(row)
+        yield out
+        out = []
+    yield pieces + last
+
+
+def _flat(lists: Iterable[list[Row]]) -> Iterator[Row]:
+    for items in lists:
+        yield from items
+
+
+def _in_pieces(lines: Iterable[str], when: Window) -> Iterator[SacctText | SacctAnswer]:
+    count = letters = 0
+    piece: list[str] = []
+    for line in lines:
+        piece.append(line)
+        letters += len(line)
+        if letters >= _PIECE_LETTERS:
+            yield SacctText("".join(piece))
+            count += len(piece)
+            piece, letters = [], 0
+    if piece:
+        yield SacctText("".join(piece))
+    yield SacctAnswer(lines=count + len(piece), since=when.since_us, until=when.until_us)
+
+
+VERSION: Final = 1
+
+_encode: Final = msgspec.json.Encoder().encode
+_SECOND_US: Final = 1_000_000
+
+
+def plain_lines(rows: Iterable[Row], offset: int, now: datetime) -> Iterator[str]:  # noqa: ARG001 -- as documents
+    """Each line with all its columns, as one JSON object that a Line is read from."""
+    for row in rows:
+        fields = zip(FIELDS, row[offset:], strict=True)
+        known = {field: value for field, value in fields if value is not None}
+        yield _encode(known).decode() + "\n"
+
+
+def documents(rows: Iterable[Row], offset: int, now: datetime) -> Iterator[str]:
+    """A JSON object for each job, its steps in it.
+
+    Args:
+        rows: Runs, each before its steps.
+        offset: How many values stand before the columns in a row.
+        now: The present moment: what runs has run until now.
+    """
+    now_s = int(now.timestamp())
+    job: dict[str, Any] | None = None
+    for row in rows:
+        line = dict(zip(FIELDS, row[offset:], strict=True))
+        if line["step"] and job is not None:
+            job["steps"].append(_step(line, now_s))
+            continue
+        if job is not None:
+            yield _encode(job).decode() + "\n"
+        job = _job(line, now_s)
+    if job is not None:
+        yield _encode(job).decode() + "\n"
+
+
+def _job(line: dict[str, Any], now_s: int) -> dict[str, Any]:
+    return {
+        "account": line["account"] or "",
+        "comment": {
+            "administrator": line["admin_comment"] or "",
+            "job": line["comment"] or "",
+            "system": line["system_comment"] or "",
+        },
+        "allocation_nodes": line["nodes"] if line["nodelist"] else 0,
+        "array": {"job_id": line["array_job_id"] or 0, "task": line["array_task"] or ""},
+        "cluster": line["cluster"],
+        "constraints": line["constraints"] or "",
+        "container": line["container"] or "",
+        "derived_exit_code": _exit(line["derived_exit_code"], line["derived_exit_signal"]),
+        "exit_code": _exit(line["exit_code"], line["exit_signal"]),
+        "extra": line["extra"] or "",
+        "failed_node": line["failed_node"] or "",
+        "flags": [flag for flag in (line["flags"] or "").split(",") if flag],
+        "group": line["group"] or "",
+        "gid": line["gid"],
+        "het": {"job_id": line["het_job_id"] or 0, "job_offset": line["het_offset"] or 0},
+        "is_piece": bool(line["piece_us"]),
+        "job_id": line["job_id"],
+        "label": line["label"],
+        "licenses": line["licenses"] or "",
+        "name": line["name"] or "",
+        "nodes": line["nodelist"] or "",
+        "partition": line["partition"] or "",
+        "priority": line["priority"],
+        "qos": line["qos"] or "",
+        "required": {
+            "CPUs": line["requested_cpus"] or 0,
+            "nodes": line["requested_nodes"] or 0,
+        },
+        "reservation": {"name": line["reservation"] or ""},
+        "restart_cnt": line["restarts"],
+        "sluid": line["sluid"] or "",
+        "source": line["source"] or "",
+        "state": _state(line),
+        "stderr": line["stderr"] or "",
+        "stdin": line["stdin"] or "",
+        "stdout": line["stdout"] or "",
+        "submit_line": line["submit_line"] or "",
+        "time": {
+            **_times(line, now_s),
+            "eligible": _seconds(line["eligible_us"]),
+            "submission": _seconds(line["submit_us"]),
+            "first_submission": _seconds(line["first_submit_us"]),
+            "limit_seconds": line["time_limit_s"],
+        },
+        "tres": {
+            "allocated": _tres(line["tres_allocated"]),
+            "requested": _tres(line["tres_requested"]),
+        },
+        "usage": _usage(line),
+        "user": line["user"] or "",
+        "uid": line["uid"],
+        "wckey": {"wckey": line["wckey"] or ""},
+        "working_directory": line["work_dir"] or "",
+        "doubts": _words(line["doubts"]),
+        "steps": [],
+    }
+
+
+def _step(line: dict[str, Any], now_s: int) -> dict[str, Any]:
+    return {
+        "step": {"id": line["step"], "name": line["name"] or ""},
+        "exit_code": _exit(line["exit_code"], line["exit_signal"]),
+        "nodes": {"count": line["nodes"] or 0, "list": line["nodelist"] or ""},
+        "state": _state(line),
+        "tasks": {"count": line["tasks"] or 0},
+        "CPU": {"count": line["cpus"] or 0},
+        "time": _times(line, now_s),
+        "tres": {"allocated": _tres(line["tres_allocated"])},
+        "usage": _usage(line),
+        "submit_line": line["submit_line"] or "",
+        "source": line["source"] or "",
+        "doubts": _words(line["doubts"]),
+    }
+
+
+def _times(line: dict[str, Any], now_s: int) -> dict[str, Any]:
+    start, end = _seconds(line["start_us"]), _seconds(line["end_us"])
+    suspended = line["suspended_s"] or 0
+    user, system = line["user_us"], line["system_us"]
+    total = None if user is None and system is None else (user or 0) + (system or 0)
+    return {
+        "elapsed": max(0, (end or now_s) - start - suspended) if start else 0,
+        "start": start,
+        "end": end,
+        "suspended": suspended,
+        "user": _cpu(user),
+        "system": _cpu(system),
+        "total": _cpu(total),
+    }
+
+
+def _usage(line: dict[str, Any]) -> dict[str, Any]:
+    """What was measured, under the names of Steward's own lines."""
+    names = (
+        *("ave_cpu_us", "min_cpu_us", "min_cpu_node", "min_cpu_task"),
+        *("cgroup_user_us", "cgroup_system_us"),
+        *("max_rss_bytes", "max_rss_node", "max_rss_task", "ave_rss_bytes"),
+        *("peak_bytes", "peak_node", "peak_allocated_bytes"),
+        *("max_pages", "max_pages_node", "max_pages_task", "ave_pages", "minor_faults"),
+        *("max_read_bytes", "max_read_node", "max_read_task", "ave_read_bytes", "read_bytes"),
+        *("max_written_bytes", "max_written_node", "max_written_task"),
+        *("ave_written_bytes", "written_bytes"),
+    )
+    return {name: None if line[name] == "" else line[name] for name in names}
+
+
+def _state(line: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "current": [line["state"] or "UNKNOWN"],
+        "reason": line["reason"] or "None",
+        "cancelled_by": line["cancelled_by"],
+    }
+
+
+def _exit(code: int | None, signal: int | None) -> dict[str, Any]:
+    if code is None and signal is None:
+        return {"status": "PENDING", "return_code": None, "signal": None}
+    status = "SIGNALED" if signal else "SUCCESS" if not code else "ERROR"
+    return {"status": status, "return_code": code, "signal": signal}
+
+
+def _tres(text: str | None) -> dict[str, str]:
+    parts = (part.partition("=") for part in (text or "").split(",") if part)
+    return {name: amount for name, _, amount in parts}
+
+
+def _words(text: str | None) -> list[str]:
+    return [word for word in (text or "").split(",") if word]
+
+
+def _cpu(microseconds: int | None) -> dict[str, int] | None:
+    if microseconds is None:
+        return None
+    seconds, rest = divmod(microseconds, _SECOND_US)
+    return {"seconds": seconds, "microseconds": rest}
+
+
+def _seconds(microseconds: int | None) -> int:
+    return (microseconds or 0) // _SECOND_US
+
+
+SACCT: Final = Action(
+    name="accounting.sacct",
+    help="List jobs and steps with what they used, as text.",
+    request=SacctRequest,
+    answer=SacctAnswer,
+    run=sacct,
+    stream=True,
+    items=(SacctText,),
+    only_reads=True,
+)
