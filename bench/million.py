@@ -28,7 +28,7 @@ from scale import scaled
 from search_bench import START, Bytes, asked, make_script
 from steward.archive.catalog.consumer import Catalogue
 from steward.archive.catalog.generations import Generations
-from steward.archive.catalog.walking import Owner, Wanted
+from steward.archive.catalog.search import Owner, Wanted
 from steward.archive.contents import Contents
 from steward.archive.files.sink import FilesSink
 from steward.archive.settings import FilesSinkSettings

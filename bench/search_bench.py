@@ -23,10 +23,9 @@ import msgspec
 from scale import scaled
 from steward.archive.catalog.consumer import Catalogue
 from steward.archive.catalog.generations import Generations
-from steward.archive.catalog.matching import Matcher
+from steward.archive.catalog.matches import Matcher
 from steward.archive.catalog.month import Use
-from steward.archive.catalog.search import Searcher
-from steward.archive.catalog.walking import Owner, Wanted
+from steward.archive.catalog.search import Owner, Searcher, Wanted
 from steward.archive.contents import Contents
 from steward.core.events import (
     JOB_IDENTITY,

@@ -13,10 +13,10 @@ from harness.site import ADA, Site
 from harness.spool import environment_bytes
 from steward.archive.catalog.consumer import Catalogue
 from steward.archive.contents import contents_of
-from steward.archive.files import acl
+from steward.archive.files import permissions
+from steward.archive.files.index import Records
 from steward.archive.files.manifest import facts
 from steward.archive.files.owners import user_name
-from steward.archive.files.records import Records
 from steward.archive.files.sink import FilesSink
 from steward.archive.settings import FilesSinkSettings
 from steward.core.access import Asker
@@ -252,7 +252,7 @@ def has_acls(site: Site) -> bool:
     sink_of(site).prepare()
     fd = os.open(root_of(site), os.O_RDONLY)
     try:
-        return acl.supported(fd)
+        return permissions.supported(fd)
     finally:
         os.close(fd)
 

@@ -9,10 +9,9 @@ from harness import archive
 from harness.events import NOVEMBER
 from harness.site import Site
 from steward.archive.catalog.consumer import Catalogue
-from steward.archive.catalog.matching import Matcher
+from steward.archive.catalog.matches import Matcher
 from steward.archive.catalog.month import Use
-from steward.archive.catalog.search import Found, Searcher
-from steward.archive.catalog.walking import Wanted
+from steward.archive.catalog.search import Found, Searcher, Wanted
 from steward.core.config import ArchiveSettings
 from steward.core.events import Event
 from steward.core.incoming import STATE_STORE, Store

@@ -9,10 +9,10 @@ from harness import archive
 from harness.events import NOVEMBER, NOVEMBER_NS, make_event
 from harness.journal import JournaledSite
 from harness.site import ADA, ROOT
-from steward.archive.remote.document import Document, Refusal
+from steward.archive.remote.destination import Document, Refusal
 from steward.archive.remote.sink import RemoteSink
+from steward.archive.requests import ResendAnswer, SinkLine
 from steward.archive.settings import FilesSinkSettings
-from steward.archive.sink_answers import ResendAnswer, SinkLine
 from steward.core.access import Asker
 from steward.core.config import ArchiveSettings
 from steward.core.errors import Unavailable

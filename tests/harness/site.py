@@ -173,7 +173,7 @@ class Site:
 
                 return AccountingRoom(self.settings, order=self.append, **common)
             case "archive":
-                from steward.archive.library import Library
+                from steward.archive.context import Library
 
                 return Library(self.settings, order=self.append, refilled=self.refilled, **common)
             case "automation":

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from servers.search import SearchServer
-from steward.archive.remote.document import Document
+from steward.archive.remote.destination import Document
 from steward.core.events import JobIdentity, JobScript, Kept, script_key
 from steward.core.records import JobRecord
 from steward.extensions.search_servers.settings import (

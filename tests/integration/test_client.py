@@ -15,7 +15,7 @@ from webbing import ADMINISTRATOR, OPERATOR, USERS, WebSite
 
 from servers.authority import Authority
 from steward.admin.credentials.errors import NotKnown
-from steward.archive.answers import ListAnswer
+from steward.archive.requests import ListAnswer
 from steward.bank.settings import BankSettings
 from steward.client import Client, DaemonAway
 from steward.core.errors import Missing, Refused, UsageError

@@ -13,7 +13,7 @@ from submitting import wait_until
 
 from servers.kafka import Kafka
 from steward.archive.messages import LARGEST_BYTES, encode
-from steward.archive.remote.document import Document
+from steward.archive.remote.destination import Document
 from steward.core.events import JOB_SCRIPT, Event
 from steward.core.journal import JournalError
 

@@ -71,7 +71,7 @@ COLUMNS = (
 )
 ASK = """
 import sys
-from steward.archive.answers import ShowRequest
+from steward.archive.requests import ShowRequest
 from steward.cli.options import Place
 from steward.client.asking import action, call
 for job in sys.argv[2:]:

@@ -16,13 +16,13 @@ from search_sinks import DAY, NOON, deletion, document, sink_on
 
 from servers.search import SearchServer
 from steward.archive.actions import ACTIONS
-from steward.archive.answers import SearchAnswer
-from steward.archive.catalog.matching import Matcher, decode
+from steward.archive.catalog.matches import Matcher, decode
 from steward.archive.catalog.month import Use
-from steward.archive.catalog.walking import Wanted
+from steward.archive.catalog.search import Wanted
+from steward.archive.context import Library
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.library import Library
-from steward.archive.remote.document import Document
+from steward.archive.remote.destination import Document
+from steward.archive.requests import SearchAnswer
 from steward.archive.settings import FilesSinkSettings
 from steward.core.access import Access, Asker, Standing
 from steward.core.actions import Registry

@@ -14,7 +14,7 @@ from search_sinks import DAY, NOON, correction, deletion, document, sink_on
 from servers.answering import Quiet, answering
 from servers.search import Elasticsearch, OpenSearch, SearchServer
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.remote.document import Document
+from steward.archive.remote.destination import Document
 from steward.extensions.search_servers import product_clients
 from steward.extensions.search_servers.destination import SearchDestination
 from steward.extensions.search_servers.settings import SearchSinkSettings

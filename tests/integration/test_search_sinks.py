@@ -17,7 +17,7 @@ from search_sinks import DAY, NOON, correction, deletion, document, sink_on
 
 from servers.search import Elasticsearch, OpenSearch, SearchServer
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.remote.document import Document
+from steward.archive.remote.destination import Document
 from steward.extensions.search_servers.destination import SearchDestination
 from steward.extensions.search_servers.documents import environment_in, script_in
 from steward.extensions.search_servers.index_template import template

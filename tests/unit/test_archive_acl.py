@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from harness import archive
 from harness.archive import DAY
 from steward.archive.errors import ArchiveError
-from steward.archive.files import acl
-from steward.archive.files.acl import Readers
+from steward.archive.files import permissions
+from steward.archive.files.permissions import Readers, group_ids, readers_of
 
 ADA, BELA, STAFF = 54001, 54002, 54100
 
@@ -26,7 +26,7 @@ def open_path() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="steward-acl-"))
     path.chmod(0o755)
     fd = os.open(path, os.O_RDONLY)
-    has_acls = acl.supported(fd)
+    has_acls = permissions.supported(fd)
     os.close(fd)
     if not has_acls:
         pytest.skip("the file system of the temporary directory has no POSIX ACLs")
@@ -143,13 +143,13 @@ def test_a_corrected_owner_takes_the_access_with_it(open_path: Path) -> None:
     path = archive.root_of(site) / "alpha/bela/2026/03/01/7-run.sh"
     assert can_read(path, BELA)
     assert not can_read(path, ADA)
-    assert acl.readers_of(os.open(path, os.O_RDONLY)) == Readers(BELA)
+    assert readers_of(os.open(path, os.O_RDONLY)) == Readers(BELA)
 
 
 def test_where_there_are_no_acls_files_are_stewards_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acl, "supported", lambda fd: False)
+    monkeypatch.setattr(permissions, "supported", lambda fd: False)
     site = archive.make_site(tmp_path, groups=("root",))
     script = archive.script(site, 7)
     site.feed(script, archive.identity(script))
@@ -160,7 +160,7 @@ def test_where_there_are_no_acls_files_are_stewards_alone(
 
 def test_a_groups_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     with pytest.raises(ArchiveError, match="groups_file"):
-        acl.group_ids((), str(tmp_path / "missing"))
+        group_ids((), str(tmp_path / "missing"))
 
 
 @given(
@@ -169,13 +169,13 @@ def test_a_groups_file_that_cannot_be_read_is_told(tmp_path: Path) -> None:
 )
 def test_an_acl_comes_back(uid: int | None, gids: list[int]) -> None:
     wanted = Readers(uid, tuple(sorted(set(gids))))
-    assert acl.decode(acl.encode(wanted, 6, 4)) == wanted
+    assert permissions.decode(permissions.encode(wanted, 6, 4)) == wanted
 
 
 @given(st.binary(max_size=64))
 def test_a_strange_acl_names_readers_or_is_an_error(value: bytes) -> None:
     try:
-        found = acl.decode(value)
+        found = permissions.decode(value)
     except ArchiveError:
         return
     assert value[:4] == b"\x02\0\0\0"

@@ -11,8 +11,8 @@ import pytest
 from harness import archive
 from harness.site import ADA, BELA, ROOT, Site
 from steward.archive.actions import ACTIONS
-from steward.archive.bulk_answers import ExportFile, SecretLine
 from steward.archive.errors import NotArchived
+from steward.archive.requests import ExportFile, SecretLine
 from steward.core.actions import ActionError, Registry
 from steward.core.errors import Refused, UsageError
 from steward.core.events import ArchivePurge

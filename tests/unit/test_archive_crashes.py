@@ -12,11 +12,11 @@ from harness import archive
 from harness.archive import DAY, ENVIRONMENT
 from harness.events import NOON_NS
 from harness.site import Site
-from steward.archive.files import pending
-from steward.archive.files.found import iter_files
+from steward.archive.files import batch
+from steward.archive.files.batch import Pending
 from steward.archive.files.layout import compile_layout
-from steward.archive.files.pending import Pending
-from steward.archive.files.places import FilesReader
+from steward.archive.files.manifest import iter_files
+from steward.archive.files.reader import FilesReader
 from steward.archive.files.verify import verify
 from steward.core.events import Event
 
@@ -190,7 +190,7 @@ def test_what_is_lost_keeps_its_row_and_can_be_had_again(
 def test_a_script_that_could_not_be_unpacked_is_not_packed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pending, "LONGEST", len(SCRIPT) - 1)
+    monkeypatch.setattr(batch, "LONGEST", len(SCRIPT) - 1)
     site = archive.make_site(tmp_path, compress="zstd")
     script = archive.script(site, 7, SCRIPT)
     site.feed(script, archive.identity(script))

@@ -11,8 +11,8 @@ from harness import archive
 from harness.archive import DAY, ENVIRONMENT, SCRIPT
 from harness.events import NOON_NS
 from steward.archive.errors import ArchiveUnavailable
+from steward.archive.files.batch import Pending
 from steward.archive.files.manifest import facts
-from steward.archive.files.pending import Pending
 from steward.core.consumers import Rejected
 
 

@@ -12,9 +12,16 @@ from hypothesis import strategies as st
 
 from harness.events import NOON_NS
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.files.acl import Readers, let_read
-from steward.archive.imported import from_job_archive, from_lines, from_sarchive, pack
-from steward.archive.importer import Submission, import_stored, import_tree
+from steward.archive.files.permissions import Readers, let_read
+from steward.archive.imports import (
+    Submission,
+    from_job_archive,
+    from_lines,
+    from_sarchive,
+    import_stored,
+    import_tree,
+    pack,
+)
 from steward.core.config import RedactSettings
 from steward.core.events import Event, decode
 from steward.core.incoming import Store

@@ -11,8 +11,8 @@ from harness import archive
 from harness.commands import steward
 from harness.site import Site
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.files.keeping import KEEPER, Keeper
 from steward.archive.files.sink import FilesSink
+from steward.archive.files.tree import KEEPER, Keeper
 from steward.core.config.file import load
 
 
@@ -51,7 +51,7 @@ def test_who_was_killed_keeps_nothing(tmp_path: Path) -> None:
     root = tmp_path / "archive"
     root.mkdir()
     hold = (
-        "import os, sys; from steward.archive.files.keeping import Keeper; "
+        "import os, sys; from steward.archive.files.tree import Keeper; "
         "k = Keeper('/gone', sys.argv[1]); k.hold(os.open(sys.argv[1], os.O_RDONLY)); "
         "print('held', flush=True); sys.stdin.read()"
     )

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from harness import archive
 from harness.site import Site
+from steward.archive.files.index import MIGRATIONS, Records
 from steward.archive.files.mover import Mover
-from steward.archive.files.records import Records
 from steward.archive.files.retention import Retention
-from steward.archive.files.schema import MIGRATIONS
 from steward.archive.settings import LimitSettings
 from steward.core.config import Settings
 from steward.core.config.checks import problems

@@ -12,9 +12,9 @@ from harness.archive import DAY
 from harness.events import NOON_NS
 from harness.site import Site
 from steward.archive.errors import ArchiveError, ArchiveUnavailable
+from steward.archive.files.index import Records
 from steward.archive.files.mover import Mover
-from steward.archive.files.places import FilesReader
-from steward.archive.files.records import Records
+from steward.archive.files.reader import FilesReader
 from steward.archive.files.tree import Tree
 from steward.archive.files.verify import Problem, verify
 from steward.core.waiting import Stop
@@ -99,7 +99,7 @@ def test_what_is_young_or_unverified_stays(tmp_path: Path, stop: Stop) -> None:
 
 
 def test_the_owner_reads_there_too(tmp_path: Path, stop: Stop) -> None:
-    from steward.archive.files import acl
+    from steward.archive.files.permissions import readers_of
 
     site = make_site(tmp_path)
     script = archive.script(site, 1)
@@ -109,13 +109,13 @@ def test_the_owner_reads_there_too(tmp_path: Path, stop: Stop) -> None:
     Mover(site.settings, "files").run_once(stop)
     for path in ("alpha/ada", f"{DAY}/1-run.sh", f"{DAY}/1-run.env"):
         fd = os.open(common_of(site) / path, os.O_RDONLY)
-        assert acl.readers_of(fd).uid == 4001
+        assert readers_of(fd).uid == 4001
         os.close(fd)
     site.user_names = {4001: "mallory"}
     archive.sink_of(site).tick(site.append)
     Mover(site.settings, "files").run_once(stop)
     fd = os.open(common_of(site) / "alpha/ada", os.O_RDONLY)
-    assert acl.readers_of(fd).uid is None
+    assert readers_of(fd).uid is None
     os.close(fd)
 
 

@@ -4,7 +4,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.archive.files.names import LONGEST, decode_name, encode_name, encode_user, fit
+from steward.archive.files.layout import LONGEST, decode_name, encode_name, encode_user, fit
 
 surrogates = st.characters(min_codepoint=0xD800, max_codepoint=0xDFFF)
 names = st.text(st.one_of(st.characters(), surrogates, st.sampled_from("/.-%~\0\n\x1b ")))

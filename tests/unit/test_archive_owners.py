@@ -8,15 +8,15 @@ import pytest
 
 from harness import archive
 from harness.site import Site
-from steward.archive.files import acl
+from steward.archive.files.index import Records
 from steward.archive.files.owners import Owners, user_name
-from steward.archive.files.records import Records
+from steward.archive.files.permissions import readers_of
 
 
 def reader(site: Site, path: str) -> int | None:
     fd = os.open(archive.root_of(site) / path, os.O_RDONLY)
     try:
-        return acl.readers_of(fd).uid
+        return readers_of(fd).uid
     finally:
         os.close(fd)
 

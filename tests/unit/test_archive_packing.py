@@ -16,13 +16,12 @@ from harness import archive
 from harness.archive import DAY, ENVIRONMENT
 from harness.events import NOON_NS
 from harness.site import Site
-from steward.archive.catalog.reindexing import Reindexing
-from steward.archive.files.found import iter_files, named_scripts
+from steward.archive.catalog.rebuild import Reindexing
+from steward.archive.files.compression import Damaged, blocks, pack, plain_digest, read_plain
 from steward.archive.files.layout import compile_layout
-from steward.archive.files.manifest import facts
+from steward.archive.files.manifest import facts, iter_files, named_scripts
 from steward.archive.files.mover import Mover
-from steward.archive.files.packing import Damaged, blocks, pack, plain_digest, read_plain
-from steward.archive.files.places import FilesReader
+from steward.archive.files.reader import FilesReader
 from steward.archive.files.verify import verify
 from steward.core.events import Event
 from steward.core.waiting import Stop
@@ -126,7 +125,7 @@ def test_what_a_crash_kept_from_the_disk_is_written_anew(
         raise Crash
 
     with monkeypatch.context() as patch:
-        patch.setattr("steward.archive.files.placing.sync_filesystem", crash)
+        patch.setattr("steward.archive.files.placement.sync_filesystem", crash)
         with pytest.raises(Crash):
             site.feed(script, archive.identity(script))
     if torn is not None:

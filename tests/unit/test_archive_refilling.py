@@ -9,7 +9,7 @@ import pytest
 from harness import archive
 from harness.archive import DAY, ENVIRONMENT, SCRIPT
 from harness.events import make_event
-from steward.archive.files.pending import Pending
+from steward.archive.files.batch import Pending
 from steward.archive.files.verify import verify
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings

@@ -12,10 +12,10 @@ from harness import archive
 from harness.archive import DAY, ENVIRONMENT, SCRIPT
 from harness.events import NOON_NS
 from harness.site import Site
-from steward.archive.files.acl import readers_of
-from steward.archive.files.copying import NO_LINK
+from steward.archive.files.batch import Pending
 from steward.archive.files.mover import Mover
-from steward.archive.files.pending import Pending
+from steward.archive.files.permissions import readers_of
+from steward.archive.files.tree import NO_LINK
 from steward.archive.files.verify import verify
 from steward.core.events import Event
 from steward.core.waiting import Stop

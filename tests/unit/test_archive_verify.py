@@ -10,10 +10,10 @@ from harness.archive import DAY
 from harness.events import NOON_NS
 from harness.site import Site
 from steward.archive.errors import NotArchived
-from steward.archive.files.found import iter_files, iter_manifest, parse_file_name
+from steward.archive.files.batch import Pending
 from steward.archive.files.layout import compile_layout
-from steward.archive.files.pending import Pending
-from steward.archive.files.places import FilesReader
+from steward.archive.files.manifest import iter_files, iter_manifest, parse_file_name
+from steward.archive.files.reader import FilesReader
 from steward.archive.files.verify import Checked, Problem, verify
 from steward.core.sqlite import SqliteUnavailable
 

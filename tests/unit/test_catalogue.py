@@ -13,9 +13,9 @@ from harness.events import NOVEMBER
 from harness.site import Site
 from steward.archive.catalog.consumer import Catalogue, spool_time
 from steward.archive.catalog.generations import Generations
-from steward.archive.catalog.matching import Matcher
+from steward.archive.catalog.matches import Matcher
 from steward.archive.catalog.month import CatalogueUnavailable, months_in
-from steward.archive.catalog.walking import Wanted
+from steward.archive.catalog.search import Wanted
 from steward.archive.contents import Contents
 from steward.archive.errors import NotArchived
 from steward.core.consumers import Rejected

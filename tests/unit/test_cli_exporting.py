@@ -14,8 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.archive.bulk_answers import ExportFile
-from steward.archive.shapes import JobLine
+from steward.archive.requests import ExportFile, JobLine
 from steward.cli.exporting import FORMATS, ExportError, checked_path, target_of
 
 AT = datetime(2026, 3, 5, 12, 0, tzinfo=UTC)

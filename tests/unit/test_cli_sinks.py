@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from harness.commands import SCRIPTS, fill_spool, on_terminal, steward
-from steward.archive.sink_answers import SinkLine, SinksAnswer
+from steward.archive.requests import SinkLine, SinksAnswer
 from steward.cli import archive_sinks
 from steward.cli.app import run
 

@@ -12,9 +12,8 @@ from litestar.testing import RequestFactory
 
 from harness.job_page import answer_of, launch, run_line, run_of, task
 from steward.accounting.job_list_requests import JobRow
-from steward.archive.answers import DiffAnswer, HitLine
 from steward.archive.messages import Content
-from steward.archive.shapes import JobLine
+from steward.archive.requests import DiffAnswer, HitLine, JobLine
 from steward.core.errors import UsageError
 from steward.web.formats import MOST_LETTERS, MOST_LINES, beginning, highlighted, marked
 from steward.web.job_list import COLUMNS, MOST_ROWS, USUAL, Shown, View, terms_of

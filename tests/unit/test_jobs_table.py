@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from steward.archive.shapes import JobLine
+from steward.archive.requests import JobLine
 from steward.cli import output
 from steward.cli.jobs_table import columns
 from steward.cli.output import Style

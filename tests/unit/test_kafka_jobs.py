@@ -13,7 +13,7 @@ from harness.events import NOON
 from harness.spool import environment_bytes
 from steward.archive.messages import Message, decode
 from steward.archive.messages import encode as encode_message
-from steward.archive.remote.document import Document
+from steward.archive.remote.destination import Document
 from steward.capture.captured_jobs import Known
 from steward.core.config import RedactSettings, Settings
 from steward.core.events import (

@@ -11,8 +11,8 @@ import pytest
 from harness import archive
 from harness.events import NOVEMBER
 from harness.site import ADA, BELA, ROOT, Site
-from steward.archive.library import NoSuchJob
-from steward.archive.selecting import PageError
+from steward.archive.context import NoSuchJob
+from steward.archive.selection import PageError
 from steward.core.access import Asker, Standing
 from steward.core.actions import ActionError
 from steward.core.errors import UsageError

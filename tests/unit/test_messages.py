@@ -24,7 +24,7 @@ from steward.archive.messages import (
     encode_sarchive,
     json_schema,
 )
-from steward.archive.remote.document import Document
+from steward.archive.remote.destination import Document
 from steward.core.events import JobIdentity, JobScript, Kept, script_key
 from steward.core.records import JobRecord
 

@@ -13,13 +13,13 @@ import pytest
 from harness import archive
 from harness.events import NOVEMBER
 from harness.site import ADA, BELA, ROOT, Site
-from steward.archive.bulk_answers import Progress, ReindexAnswer
 from steward.archive.catalog.consumer import Catalogue
 from steward.archive.catalog.generations import Generations
 from steward.archive.catalog.month import CatalogueUnavailable
-from steward.archive.catalog.reindexing import Reindexing
+from steward.archive.catalog.rebuild import Reindexing
 from steward.archive.contents import contents_of
-from steward.archive.files.acl import readers_of
+from steward.archive.files.permissions import readers_of
+from steward.archive.requests import Progress, ReindexAnswer
 from steward.core.access import Asker
 from steward.core.errors import Refused
 from steward.core.incoming import Stores

@@ -11,7 +11,7 @@ import pytest
 from harness import archive
 from harness.events import NOVEMBER_NS
 from harness.sinks import RemoteSite
-from steward.archive.remote.document import Document, Refusal
+from steward.archive.remote.destination import Document, Refusal
 from steward.archive.remote.records import Records
 from steward.core.errors import Unavailable
 

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from harness import catalog
 from harness.events import NOVEMBER
 from harness.site import Site
-from steward.archive.catalog.matching import Matcher, SearchError
+from steward.archive.catalog.matches import Matcher, SearchError
 from steward.archive.catalog.month import Use
-from steward.archive.catalog.search import Searcher
-from steward.archive.catalog.walking import Owner, Place, SearchThresholds, Wanted
+from steward.archive.catalog.search import Owner, Place, Searcher, SearchThresholds, Wanted
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.archive.remote.document import Document
+from steward.archive.remote.destination import Document
 from steward.core.events import JobIdentity, JobScript
 from steward.core.records import JobRecord
 from steward.extensions.search_servers.documents import (

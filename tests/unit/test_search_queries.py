@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.archive.catalog.matching import LONGEST_TERM, Matcher
-from steward.archive.catalog.walking import Owner, Wanted
-from steward.archive.remote.kinds import sink_called
+from steward.archive.catalog.matches import LONGEST_TERM, Matcher
+from steward.archive.catalog.search import Owner, Wanted
+from steward.archive.remote.destination import sink_called
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import AnySinkSettings, ArchiveSettings, Settings
 from steward.core.errors import UsageError

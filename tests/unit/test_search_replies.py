@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.remote.document import Document
+from steward.archive.remote.destination import Document
 from steward.extensions.search_servers.bulk import Bulk, Operation, Pace, delete, index
 from steward.extensions.search_servers.client import (
     BulkReply,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from steward.archive.messages import encode as message_of
 from steward.archive.messages import encode_sarchive
-from steward.archive.remote.document import Document
+from steward.archive.remote.destination import Document
 from steward.core.config import RedactSettings
 from steward.core.events import JobScript, Kept, encode, script_event
 from steward.core.redaction import Redactor

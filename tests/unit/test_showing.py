@@ -13,9 +13,9 @@ import pytest
 from harness import archive
 from harness.events import NOVEMBER
 from harness.site import ADA, BELA, ROOT, Site
+from steward.archive.context import NotYours
 from steward.archive.errors import ArchiveError, NotArchived
-from steward.archive.library import NotYours
-from steward.archive.resubmitting import options
+from steward.archive.resubmission import options
 from steward.core.access import Asker
 from steward.core.errors import Refused, UsageError
 from steward.core.redaction import REDACTED

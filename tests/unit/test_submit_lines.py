@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.archive.resubmitting import options, submit_again
-from steward.archive.submit_lines import read_submit_line
+from steward.archive.resubmission import options, read_submit_line, submit_again
 from steward.core.events import utc_now
 from steward.core.records import JobRecord
 from steward.core.redaction import REDACTED

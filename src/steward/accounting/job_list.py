@@ -16,8 +16,8 @@ from steward.accounting.job_list_requests import (
     JobStatesRequest,
 )
 from steward.accounting.job_page.job_efficiency import cpu_used_s, elapsed_s, share_of, tres
-from steward.archive.selecting import Span, job_filter
-from steward.archive.shapes import Selection
+from steward.archive.requests import Selection
+from steward.archive.selection import Span, job_filter
 from steward.core.access import Asker
 from steward.core.actions import Action
 from steward.core.lines import Line

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from steward.archive.shapes import Selection
+from steward.archive.requests import Selection
 from steward.core.actions import Answer, Shape
 from steward.jobs.listing import Order
 

@@ -1,44 +1,42 @@
 """What the archive can be asked: its actions, for the registry.
 
-Their context is a :class:`steward.archive.library.Library`.
+Their context is a :class:`steward.archive.context.Library`.
 """
 
 from typing import Final
 
-from steward.archive import exporting, listing, resending, showing, sink_status, upkeep
-from steward.archive.answers import (
+from steward.archive import export, lookup, maintenance
+from steward.archive.lookup import list_jobs
+from steward.archive.maintenance import verify_sinks
+from steward.archive.requests import (
     DiffAnswer,
     DiffRequest,
     EnvAnswer,
     EnvRequest,
-    ListAnswer,
-    ListRequest,
-    SearchAnswer,
-    SearchRequest,
-    ShowAnswer,
-    ShowRequest,
-)
-from steward.archive.bulk_answers import (
     ExportAnswer,
     ExportFile,
     ExportRequest,
+    ListAnswer,
+    ListRequest,
     ProblemLine,
     Progress,
     PurgeAnswer,
     PurgeRequest,
     ReindexAnswer,
     ReindexRequest,
+    ResendAnswer,
+    ResendRequest,
+    SearchAnswer,
+    SearchRequest,
     SecretLine,
     SecretsAnswer,
     SecretsRequest,
-    VerifyAnswer,
-    VerifyRequest,
-)
-from steward.archive.sink_answers import (
-    ResendAnswer,
-    ResendRequest,
+    ShowAnswer,
+    ShowRequest,
     SinksAnswer,
     SinksRequest,
+    VerifyAnswer,
+    VerifyRequest,
 )
 from steward.core.actions import Action
 
@@ -48,42 +46,42 @@ ACTIONS: Final = (
         help="List jobs, newest first.",
         request=ListRequest,
         answer=ListAnswer,
-        run=listing.list_jobs,
+        run=list_jobs,
     ),
     Action(
         name="archive.search",
         help="Find scripts by what is in them.",
         request=SearchRequest,
         answer=SearchAnswer,
-        run=listing.search,
+        run=lookup.search,
     ),
     Action(
         name="archive.show",
         help="Show a job and the script it ran.",
         request=ShowRequest,
         answer=ShowAnswer,
-        run=showing.show,
+        run=lookup.show,
     ),
     Action(
         name="archive.env",
         help="Show the environment a job was submitted with.",
         request=EnvRequest,
         answer=EnvAnswer,
-        run=showing.env,
+        run=lookup.env,
     ),
     Action(
         name="archive.diff",
         help="Compare the scripts of two jobs.",
         request=DiffRequest,
         answer=DiffAnswer,
-        run=showing.diff,
+        run=lookup.diff,
     ),
     Action(
         name="archive.export",
         help="Give out the scripts of jobs as files.",
         request=ExportRequest,
         answer=ExportAnswer,
-        run=exporting.export,
+        run=export.export,
         stream=True,
         items=(ExportFile,),
     ),
@@ -92,7 +90,7 @@ ACTIONS: Final = (
         help="List scripts that look to hold a secret.",
         request=SecretsRequest,
         answer=SecretsAnswer,
-        run=exporting.secrets,
+        run=export.secrets,
         stream=True,
         items=(SecretLine, Progress),
     ),
@@ -101,7 +99,7 @@ ACTIONS: Final = (
         help="Recompute every checksum.",
         request=VerifyRequest,
         answer=VerifyAnswer,
-        run=upkeep.verify_sinks,
+        run=verify_sinks,
         stream=True,
         items=(ProblemLine, Progress),
         role="operator",
@@ -111,7 +109,7 @@ ACTIONS: Final = (
         help="Rebuild the catalogue from the files.",
         request=ReindexRequest,
         answer=ReindexAnswer,
-        run=upkeep.reindex,
+        run=maintenance.reindex,
         stream=True,
         items=(Progress,),
         role="administrator",
@@ -121,7 +119,7 @@ ACTIONS: Final = (
         help="Remove scripts for good, everywhere.",
         request=PurgeRequest,
         answer=PurgeAnswer,
-        run=upkeep.purge,
+        run=maintenance.purge,
         writes=True,
         role="operator",
     ),
@@ -130,7 +128,7 @@ ACTIONS: Final = (
         help="Show how each sink stands.",
         request=SinksRequest,
         answer=SinksAnswer,
-        run=sink_status.sinks,
+        run=maintenance.sinks,
         role="operator",
     ),
     Action(
@@ -138,7 +136,7 @@ ACTIONS: Final = (
         help="Have a sink archive scripts again.",
         request=ResendRequest,
         answer=ResendAnswer,
-        run=resending.resend,
+        run=maintenance.resend,
         stream=True,
         items=(Progress,),
         writes=True,

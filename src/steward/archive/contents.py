@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from steward.archive.errors import NotArchived
-from steward.archive.files.places import FilesReader, Placed, Which
+from steward.archive.files.reader import FilesReader, Placed, Which
 from steward.core.config import Settings
 from steward.core.events import JobScript
 from steward.core.incoming import StoreError, Stores

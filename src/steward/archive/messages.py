@@ -166,7 +166,7 @@ class Message(Part, frozen=True, kw_only=True):
 
 
 class Parts(Protocol):
-    """What a message is made of: ``steward.archive.remote.document.Document`` is one."""
+    """What a message is made of: ``steward.archive.remote.destination.Document`` is one."""
 
     @property
     def id(self) -> str:

@@ -3,7 +3,7 @@
 from functools import partial
 
 from steward.archive.files.sink import FilesSink
-from steward.archive.remote.kinds import sink_kind
+from steward.archive.remote.destination import sink_kind
 from steward.archive.remote.sink import RemoteSink
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import Settings

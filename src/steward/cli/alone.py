@@ -12,7 +12,7 @@ import msgspec
 
 from steward.accounting.settings import AccountingSettings
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.files.keeping import Keeper
+from steward.archive.files.tree import Keeper
 from steward.client.here import ARCHIVE_SETTINGS, ARCHIVE_SOCKET, ARCHIVE_STATE
 from steward.core.config import Settings
 from steward.core.config.file import ConfigError, Loaded, render

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from steward.archive.answers import Hit, ListAnswer, ListRequest, SearchAnswer, SearchRequest
+from steward.archive.requests import Hit, ListAnswer, ListRequest, SearchAnswer, SearchRequest
 from steward.cli import options, output
 from steward.cli.jobs_table import columns, user
 from steward.cli.options import Place

@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
-from steward.archive.bulk_answers import (
+from steward.archive.requests import (
     ExportAnswer,
     ExportRequest,
+    JobLine,
     ProblemLine,
     PurgeAnswer,
     PurgeLine,
@@ -20,7 +21,6 @@ from steward.archive.bulk_answers import (
     VerifyAnswer,
     VerifyRequest,
 )
-from steward.archive.shapes import JobLine
 from steward.cli import options, output
 from steward.cli.collecting import collected
 from steward.cli.exporting import target_of

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from steward.archive.answers import (
+from steward.archive.requests import (
     DiffAnswer,
     DiffRequest,
     EnvAnswer,

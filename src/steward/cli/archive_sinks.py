@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from steward.archive.sink_answers import (
+from steward.archive.requests import (
     ResendAnswer,
     ResendRequest,
     SinkLine,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from steward.archive.bulk_answers import Progress
+from steward.archive.requests import Progress
 from steward.cli.options import Place
 from steward.cli.progress import Bar
 from steward.client.asking import action, stream

@@ -14,7 +14,7 @@ from typing import IO, Any, Protocol, Self
 
 import msgspec
 
-from steward.archive.bulk_answers import ExportFile
+from steward.archive.requests import ExportFile
 from steward.cli.output import warn
 from steward.cli.unfinished import SUFFIX as PART
 from steward.cli.unfinished import Unfinished

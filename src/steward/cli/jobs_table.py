@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from steward.archive.shapes import JobLine
+from steward.archive.requests import JobLine
 from steward.cli.output import Column
 from steward.cli.text import size
 from steward.cli.times import show as show_time

@@ -22,7 +22,7 @@ from steward.core.config import Settings
 from steward.core.errors import StewardError, UsageError
 
 if TYPE_CHECKING:
-    from steward.archive.answers import EnvAnswer, ShowAnswer
+    from steward.archive.requests import EnvAnswer, ShowAnswer
 
 _RULE = "-" * 80
 
@@ -242,7 +242,7 @@ def _print_scripts(asked: Options) -> None:
 
 
 def _script(asked: Options, job: str) -> bytes:
-    from steward.archive.answers import ShowRequest
+    from steward.archive.requests import ShowRequest
 
     request = ShowRequest(job=job, cluster=_cluster(asked))
     answer: ShowAnswer = _of_archive(asked, "archive.show", request)
@@ -250,7 +250,7 @@ def _script(asked: Options, job: str) -> bytes:
 
 
 def _environment(asked: Options, job: str) -> bytes:
-    from steward.archive.answers import EnvRequest
+    from steward.archive.requests import EnvRequest
 
     request = EnvRequest(job=job, cluster=_cluster(asked))
     answer: EnvAnswer = _of_archive(asked, "archive.env", request)

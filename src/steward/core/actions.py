@@ -69,7 +69,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
         request: The Struct that a request is decoded into.
         answer: The Struct that comes back; where ``stream`` is set, the last item.
         run: Called as ``run(context, asker, request)``; the context is the room's own
-            (for ``archive`` a :class:`steward.archive.library.Library`).
+            (for ``archive`` a :class:`steward.archive.context.Library`).
         stream: Whether ``run`` returns an iterator: items of the types in ``items``,
             then one ``answer``, which is always the last.
         items: The tagged Structs that a stream may hold before its answer.

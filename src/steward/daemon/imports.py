@@ -20,7 +20,7 @@ from steward.accounting.imports import (
     take_log,
     take_table,
 )
-from steward.archive.importer import Imported, Submission, TreeKind, import_stored, import_tree
+from steward.archive.imports import Imported, Submission, TreeKind, import_stored, import_tree
 from steward.capture.captured_jobs import Known
 from steward.capture.slurm_spool import spooled_script
 from steward.core.config import Settings

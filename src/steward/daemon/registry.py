@@ -9,7 +9,7 @@ from steward.admin.credentials.context import CredentialsRoom
 from steward.admin.doctor.findings import DoctorRoom
 from steward.admin.journal import JournalRoom
 from steward.admin.status.summary import StatusRoom
-from steward.archive.library import Library
+from steward.archive.context import Library
 from steward.automation.actions import AutomationRoom
 from steward.automation.rules.actions import RulesRoom
 from steward.bank.room import BankRoom, accounts_led

@@ -8,8 +8,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from steward.admin.journal import DeadAnswer
-from steward.archive.answers import SearchAnswer, ShowAnswer
-from steward.archive.shapes import JobLine
+from steward.archive.requests import JobLine, SearchAnswer, ShowAnswer
 from steward.core.errors import Missing
 from steward.demo.jobs import LARGE, PASSWORD
 from steward.demo.site import DemoError, Site, Submitted

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
 
-from steward.archive.shapes import JobLine
+from steward.archive.requests import JobLine
 from steward.demo import checks
 from steward.demo.jobs import submissions
 from steward.demo.parts import (

@@ -14,7 +14,7 @@ import msgspec
 
 from steward.accounting.job_page.requests import PageAnswer
 from steward.admin.journal import StatusAnswer
-from steward.archive.shapes import JobLine
+from steward.archive.requests import JobLine
 from steward.automation.rules.requests import HistoryAnswer
 from steward.automation.rules.store import Execution
 from steward.client import Client

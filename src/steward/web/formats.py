@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 from markupsafe import Markup, escape
 
-from steward.archive.answers import HitLine
+from steward.archive.requests import HitLine
 from steward.bank import money
 from steward.bank.money import Unit
 from steward.core.printable import safe, safe_lines

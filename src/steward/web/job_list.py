@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 
 from steward.accounting.job_list_requests import JobRow, JobsRequest, JobStatesRequest
 from steward.accounting.job_page.wording import exit_word
-from steward.archive.answers import SearchRequest
+from steward.archive.requests import SearchRequest
 from steward.core.errors import UsageError
 from steward.core.printable import safe
 from steward.jobs.listing import Order

@@ -11,7 +11,7 @@ import msgspec
 
 from steward.admin.doctor.context import Asked, Ground, each_cluster
 from steward.admin.doctor.findings import Finding, ok, several, skipped, warning, wrong
-from steward.archive.files import acl
+from steward.archive.files import permissions
 from steward.archive.settings import FilesSinkSettings
 from steward.bank.errors import NoRate
 from steward.bank.gate.link import GateLink
@@ -162,7 +162,7 @@ def owners(ground: Ground) -> Iterator[Finding]:
                 yield skipped(f"{looked_at} on {path}", f"{error.strerror}", of=name)
                 continue
             try:
-                has = acl.supported(fd)
+                has = permissions.supported(fd)
             finally:
                 os.close(fd)
             if has:

@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from steward.admin.status.workers import PartLine
-from steward.archive.sink_answers import SinkLine
+from steward.archive.requests import SinkLine
 from steward.bank.asking_standing import BankStandingAnswer
 from steward.core.actions import Answer, Request, Shape
 

@@ -132,7 +132,7 @@ def gather(room: StatusRoom, *, gaps: bool, accounts: bool = False) -> StatusSho
         gaps: Whether what is missing from the books is wanted.
         accounts: Whether what each account of the bank has is wanted.
     """
-    from steward.archive.sink_answers import SinksRequest
+    from steward.archive.requests import SinksRequest
 
     settings = room.settings
     unknown: dict[str, str] = {}

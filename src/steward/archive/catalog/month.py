@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.archive.catalog.matching import decode, indexed_form
+from steward.archive.catalog.matches import decode, indexed_form
 from steward.core.errors import StewardError, Unavailable
 from steward.core.sqlite import (
     Connection,

@@ -9,35 +9,100 @@ known at last, it is purged) is done here too.
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from steward.archive.errors import ArchiveError, unavailable
-from steward.archive.files.acl import Readers, group_ids
-from steward.archive.files.admitting import Admission, ask
-from steward.archive.files.copying import Gone, Source
-from steward.archive.files.counting import Counts
-from steward.archive.files.filing import Filing, renamed
+from steward.archive.files.batch import HIDDEN, Pending, Sharing, Sources, clear_out
+from steward.archive.files.compression import is_packed, plain_name
+from steward.archive.files.filing import Filing, forget_lines, purge, renamed
+from steward.archive.files.index import MOVED, PLACED, UNVERIFIED, Counts, Records, Row, save
 from steward.archive.files.layout import UNVERIFIED as UNVERIFIED_DIRECTORY
 from steward.archive.files.layout import compile_layout
-from steward.archive.files.leftovers import Leftovers
-from steward.archive.files.locking import TreeLock
 from steward.archive.files.manifest import VERSION, Fact, Manifests, line
-from steward.archive.files.owners import Owners
-from steward.archive.files.packing import is_packed
-from steward.archive.files.pending import HIDDEN, Pending, Sources, clear_out
-from steward.archive.files.placing import Placer, Target
-from steward.archive.files.purging import purge
-from steward.archive.files.records import MOVED, PLACED, UNVERIFIED, Records, Row, save
-from steward.archive.files.sharing import Sharing
-from steward.archive.files.tree import Entry, Tree
+from steward.archive.files.owners import Admission, Owners, ask
+from steward.archive.files.permissions import Readers, group_ids
+from steward.archive.files.placement import Placer, Target, digest
+from steward.archive.files.tree import Entry, Gone, Source, Tree, TreeLock
 from steward.core.config import Settings
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import ARCHIVE_PURGE, ArchivePurge, Event, JobIdentity, utc_now
 from steward.core.incoming import Stores
 from steward.core.waiting import Stop
+
+_row_decoder = msgspec.json.Decoder(Row)
+
+
+class Leftovers:
+    """Removes copies.
+
+    Args:
+        tree: The tree that files are moved on to.
+        records: The sink's database, for that tree.
+        manifests: The tree's manifests.
+    """
+
+    def __init__(self, tree: Tree, records: Records, manifests: Manifests) -> None:
+        self._tree = tree
+        self._records = records
+        self._manifests = manifests
+
+    def remove(self, copies: Sequence[Row]) -> None:
+        """Remove copies of what was changed or purged while it was copied.
+
+        Raises:
+            OSError: The tree cannot be written.
+        """
+        for copy in copies:
+            path = self._records.directory(copy.directory)
+            for name in (copy.script_name, copy.env_name):
+                if name:
+                    self._tree.unlink(path, name)
+        forget_lines(copies, self._records, self._manifests, None, utc_now())
+        clear_out(self._tree, self._records, {copy.directory for copy in copies})
+
+    def after_a_crash(self) -> None:
+        """Remove copies of what was purged while it was being copied, when a crash came.
+
+        Raises:
+            OSError: The tree cannot be written.
+        """
+        found = self._records.query("SELECT row FROM moving")
+        if not found:
+            return
+        rows = [_row_decoder.decode(row) for (row,) in found]
+        now = self._records.rows([(row.cluster, row.key) for row in rows])
+        for row in rows:
+            if (row.cluster, row.key) in now:
+                continue
+            path = self._records.directory(row.directory)
+            for name, sha in ((row.script_name, row.script_sha), (row.env_name, row.env_sha)):
+                if name and sha:
+                    self._remove_copies(row, path, name, sha)
+            forget_lines([row], self._records, self._manifests, None, utc_now())
+            clear_out(self._tree, self._records, {row.directory})
+        with self._records.writing() as connection:
+            connection.execute("DELETE FROM moving")
+
+    def _remove_copies(self, row: Row, path: str, name: str, sha: bytes) -> None:
+        try:
+            fd = self._tree.directory(path)
+            names = os.listdir(fd)
+        except FileNotFoundError:
+            return
+        plain = plain_name(name)
+        stem = plain.rpartition(".")[0] if plain.endswith((".sh", ".env")) else plain
+        for there in names:
+            if (
+                there.startswith(stem)
+                and not self._records.claimed(row.job_id, row.key, row.directory, there)
+                and digest(fd, there) == sha
+            ):
+                self._tree.unlink(path, there)
+
 
 log = logging.getLogger(__name__)
 

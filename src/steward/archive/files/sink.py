@@ -6,36 +6,139 @@ sync, and only then the database with the cursor.
 """
 
 import contextlib
+import hashlib
 import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
 
 import msgspec
 
-from steward.archive.contents import contents_of
+from steward.archive.contents import Contents, contents_of
 from steward.archive.errors import ArchiveError, unavailable
-from steward.archive.files.acl import group_ids
-from steward.archive.files.admitting import Admission
-from steward.archive.files.filing import Filing
-from steward.archive.files.keeping import Keeper
+from steward.archive.files.batch import (
+    HIDDEN,
+    WAITING_DIRECTORY,
+    Pending,
+    Sharing,
+    Sources,
+    one_name,
+    shareable,
+)
+from steward.archive.files.filing import Filing, incoming_names, purge
+from steward.archive.files.index import LOST_NS, PAGE_ROWS, WAITING, Records, Ref, Row
 from steward.archive.files.layout import compile_layout
-from steward.archive.files.locking import TreeLock
 from steward.archive.files.manifest import Manifests
-from steward.archive.files.owners import Change, Owners, user_name
-from steward.archive.files.pending import Pending, Sources
-from steward.archive.files.placing import Placer
-from steward.archive.files.purging import incoming_names, purge
-from steward.archive.files.records import LOST_NS, PAGE_ROWS, WAITING, Records, Ref, Row
-from steward.archive.files.refilling import Refilling
+from steward.archive.files.owners import Admission, Change, Owners, user_name
+from steward.archive.files.permissions import group_ids
+from steward.archive.files.placement import Placer
+from steward.archive.files.reader import Which
 from steward.archive.files.retention import Retention
-from steward.archive.files.sharing import Sharing, shareable
-from steward.archive.files.tree import Tree
+from steward.archive.files.tree import Keeper, Tree, TreeLock
 from steward.core.config import Settings
 from steward.core.consumers import Append, Rejected
 from steward.core.errors import StewardError, Unavailable
-from steward.core.events import ARCHIVE_PURGE, ARCHIVE_RESEND, JOB_IDENTITY, JOB_SCRIPT, Event
+from steward.core.events import (
+    ARCHIVE_PURGE,
+    ARCHIVE_RESEND,
+    JOB_IDENTITY,
+    JOB_SCRIPT,
+    ArchiveResend,
+    Event,
+    JobScript,
+    Resent,
+)
 from steward.core.incoming import STATE_STORE, Stores
+
+_BOTH: Final[tuple[Which, Which]] = ("script", "environment")
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Refilling:
+    """Takes in what an archive.resend event sends.
+
+    Args:
+        tree: The tree.
+        filing: Files into it.
+        pending: The batch.
+        contents: Where bytes are.
+        environments: Whether environments are archived.
+    """
+
+    def __init__(
+        self,
+        tree: Tree,
+        filing: Filing,
+        pending: Pending,
+        contents: Contents,
+        *,
+        environments: bool,
+    ) -> None:
+        self._tree = tree
+        self._filing = filing
+        self._pending = pending
+        self._contents = contents
+        self._environments = environments
+
+    def resend(self, event: Event) -> list[str]:
+        """File what is lacking; what is there already is left alone.
+
+        Returns:
+            What cannot be filed, as its bytes are nowhere any more: the others of the event
+            do not wait for it.
+
+        Raises:
+            Unavailable: Bytes cannot be read now.
+            OSError: The tree cannot be written.
+        """
+        body: ArchiveResend = event.body
+        lost: list[str] = []
+        for resent in body.scripts:
+            try:
+                self._one(event.cluster, resent)
+            except Unavailable:
+                raise
+            except StewardError as error:
+                lost.append(f"{resent.script_key} is not archived again: {error}")
+        return lost
+
+    def _one(self, cluster: str, resent: Resent) -> None:
+        ref = (cluster, resent.script_key)
+        row = self._pending.rows.get(ref)
+        if row is None or row.since_ns == LOST_NS:
+            body = resent.script
+            self._bring(cluster, resent.script_key, body)
+            self._filing.waiting(ref, body)
+        self._filing.settle(ref, resent.identity)
+
+    def _bring(self, cluster: str, key: str, body: JobScript) -> None:
+        files: list[tuple[str, bytes]] = []
+        for which in _BOTH if self._environments else _BOTH[:1]:
+            kept = body.script if which == "script" else body.environment
+            if kept is None:
+                continue
+            data = self._contents.read(cluster, key, body, which)
+            if data is None or hashlib.sha256(data).hexdigest() != kept.sha256:
+                raise ArchiveError(
+                    f"its {which} was changed where it is kept: see 'steward archive verify'", key
+                )
+            files.append((one_name(kept.path), data))
+        # Only now: half a script is never left behind.
+        for name, data in files:
+            self._put_aside(name, data)
+
+    def _put_aside(self, name: str, data: bytes) -> None:
+        fd = self._tree.directory(WAITING_DIRECTORY, HIDDEN)
+        temporary = f".copy.{name}"
+        out = os.open(temporary, _WRITE, 0o600, dir_fd=fd)
+        with os.fdopen(out, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(out)
+        os.rename(temporary, name, src_dir_fd=fd, dst_dir_fd=fd)
+        self._tree.touch(WAITING_DIRECTORY)
+
 
 log = logging.getLogger(__name__)
 

@@ -6,21 +6,182 @@ that placing a file is a single link(2). The root carries a marker; where it is
 missing, the file system is not mounted, and nothing is written.
 """
 
+import contextlib
 import errno
+import fcntl
+import hashlib
 import os
 import stat
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from steward.archive.errors import ArchiveError, ArchiveUnavailable
-from steward.archive.files import acl
-from steward.archive.files.acl import Readers
-from steward.archive.files.copying import appear
+from steward.archive.files import permissions
+from steward.archive.files.compression import Damaged, blocks, open_plain, pack, read_plain
+from steward.archive.files.permissions import Readers, let_enter, let_read, readers_of
 from steward.core.files import UnsafePath, open_directory
-from steward.core.filesystems import sync_filesystem
+from steward.core.filesystems import rename_new, sync_filesystem
 from steward.core.incoming import MARKER
+
+if TYPE_CHECKING:
+    from io import BufferedReader
+
+
+NO_LINK: Final = frozenset({errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
+"""File systems answer so where a file can have no further link."""
+
+
+class Gone(ArchiveError):
+    """The bytes to be placed are not there (any more), or are not what they were."""
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Where bytes are now.
+
+    Attributes:
+        fd: The open directory that they are in.
+        name: Their file's name in it.
+        sha: SHA-256 of the plain bytes.
+        link: Whether to link; to copy otherwise.
+        packed: Whether they are to be compressed where they are put.
+        otherwise: Where the same bytes are, for the case that there can be no link to these.
+    """
+
+    fd: int
+    name: str
+    sha: bytes
+    link: bool = True
+    packed: bool = False
+    otherwise: "Source | None" = None
+
+
+def temporary_name(source: Source) -> str:
+    """A file's name while it is written: the same for every try."""
+    return f".copy.{source.name}"
+
+
+def remove_temporary(source: Source, fd: int) -> None:
+    """Remove what an earlier try may have left under that name."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary_name(source), dir_fd=fd)
+
+
+def is_unsettled(fd: int, name: str, source: Source) -> bool:
+    """Whether a file is there that a crash may have kept from becoming durable."""
+    try:
+        mark = os.stat(temporary_name(source), dir_fd=fd, follow_symlinks=False)
+        there = os.stat(name, dir_fd=fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return (mark.st_dev, mark.st_ino) == (there.st_dev, there.st_ino)
+
+
+def copy(source: Source, fd: int, name: str, *, settled: bool = True) -> None:
+    """Copy bytes to a new file that appears whole, durable and 0600, or not at all.
+
+    Args:
+        source: The bytes.
+        fd: The open directory.
+        name: The new file's name.
+        settled: Without it the file is not durable yet, and its temporary name stays: what
+            has two names after a crash is not to be relied on.
+
+    Raises:
+        FileExistsError: There is a file of that name.
+        Gone: The bytes are not what they were.
+        OSError: They cannot be read or written.
+    """
+    temporary = temporary_name(source)
+    # What a crash leaves behind may be a file's second name by now, and is never written to.
+    remove_temporary(source, fd)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open_plain(source.fd, source.name) as incoming:
+        outgoing = os.open(temporary, flags, 0o600, dir_fd=fd)
+        try:
+            found = _pump(incoming, outgoing, source)
+            # Where there is no manifest the file's own time says when the job came.
+            there = os.fstat(incoming.fileno())
+            os.utime(outgoing, ns=(there.st_atime_ns, there.st_mtime_ns))
+            if settled:
+                os.fsync(outgoing)
+        finally:
+            os.close(outgoing)
+    if found != source.sha:
+        os.unlink(temporary, dir_fd=fd)
+        raise Gone(f"the bytes of {source.name} are not what they were: see verify", source)
+    try:
+        marked = appear(fd, temporary, name, settled=settled)
+    except BaseException:
+        remove_temporary(source, fd)
+        raise
+    if settled and marked:
+        os.unlink(temporary, dir_fd=fd)
+
+
+def appear(fd: int, temporary: str, name: str, *, settled: bool = True) -> bool:
+    """Give a file its name, never in place of another file.
+
+    Args:
+        fd: The open directory.
+        temporary: The name that it has.
+        name: The name that it gets.
+        settled: Whether it is durable already. Where there are no links it is made so.
+
+    Returns:
+        Whether it has both names now.
+
+    Raises:
+        FileExistsError: There is a file of that name.
+        OSError: It cannot be done.
+    """
+    try:
+        os.link(temporary, name, src_dir_fd=fd, dst_dir_fd=fd)
+    except OSError as error:
+        if error.errno not in NO_LINK:
+            raise
+        if not settled:
+            # Without a second name nothing would tell that it is not.
+            _sync(fd, temporary)
+        rename_new(fd, temporary, name)
+        return False
+    return True
+
+
+def _sync(fd: int, name: str) -> None:
+    opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def _pump(incoming: "BufferedReader", outgoing: int, source: Source) -> bytes:
+    """Write the plain bytes, or compress them; gives their SHA-256."""
+    sha = hashlib.sha256()
+    try:
+        if source.packed:
+            # In one piece, as capture has had them: a frame that tells its size needs no window.
+            data = read_plain(incoming, source.name)
+            sha.update(data)
+            _write(outgoing, pack(data))
+        else:
+            for block in blocks(incoming, source.name):
+                sha.update(block)
+                _write(outgoing, block)
+    except Damaged as error:
+        raise Gone(f"{error}: see verify", source) from error
+    return sha.digest()
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -102,7 +263,7 @@ class Tree:
                 self._fd = self._opened_root()
             except FileNotFoundError:
                 raise self._gone() from None
-            self.acls = acl.supported(self._fd)
+            self.acls = permissions.supported(self._fd)
         found = self._read_marker()
         if not found and not marker:
             found = self._write_marker()
@@ -160,7 +321,7 @@ class Tree:
             return
         fd = os.open(self.root, _DIRECTORY)
         try:
-            if acl.supported(fd):
+            if permissions.supported(fd):
                 os.fchmod(fd, 0o711)
         finally:
             os.close(fd)
@@ -257,8 +418,8 @@ class Tree:
         readers, others_pass = entry.of(path.count("/") + 1)
         # A crash may have come between making it and letting its readers in.
         passable = bool(os.fstat(fd).st_mode & stat.S_IXOTH)
-        if made or passable != others_pass or acl.readers_of(fd) != readers:
-            acl.let_enter(fd, readers, others_pass=others_pass)
+        if made or passable != others_pass or readers_of(fd) != readers:
+            let_enter(fd, readers, others_pass=others_pass)
 
     def touch(self, path: str) -> None:
         """Remember that the directory ``path`` was changed and must be synced."""
@@ -291,7 +452,7 @@ class Tree:
             return
         fd = os.open(name, _READ, dir_fd=directory_fd)
         try:
-            acl.let_read(fd, readers)
+            let_read(fd, readers)
         finally:
             os.close(fd)
 
@@ -302,7 +463,7 @@ class Tree:
             OSError: It cannot be asked.
         """
         try:
-            return acl.readers_of(self.directory(path)).uid
+            return readers_of(self.directory(path)).uid
         except FileNotFoundError:
             return None
 
@@ -383,3 +544,173 @@ class Tree:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class TreeLock:
+    """A lock between processes.
+
+    Args:
+        path: Its file, made 0600 if need be.
+        making: Whether it may be made. One who only reads may be another user than those who
+            file, whom a file of his would keep out; where there is none, nobody has filed.
+    """
+
+    def __init__(self, path: str, *, making: bool = True) -> None:
+        self._path = path
+        self._making = making
+        self._fd = -1
+
+    @contextmanager
+    def held(self) -> "Iterator[None]":
+        """Hold the lock.
+
+        Raises:
+            ArchiveUnavailable: The file cannot be made, or not be read.
+        """
+        if self._fd < 0:
+            self._open()
+        if self._fd < 0:
+            yield
+            return
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _open(self) -> None:
+        flags = os.O_RDWR | os.O_CREAT if self._making else os.O_RDONLY
+        try:
+            self._fd = os.open(self._path, flags | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and not self._making:
+                return  # nobody has filed
+            raise ArchiveUnavailable(
+                f"cannot lock {self._path}: {error.strerror}", self._path
+            ) from error
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+KEEPER = ".steward-keeper"
+"""A file in the root of a tree: host and state directory of the Steward that keeps it."""
+_LONGEST = 5000
+_LOOK = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_HELD = frozenset({errno.EWOULDBLOCK, errno.EAGAIN})
+
+
+class Keeper:
+    """The claim of one state directory to a tree.
+
+    Args:
+        state_dir: The state directory.
+        root: The tree's root.
+    """
+
+    def __init__(self, state_dir: str, root: str) -> None:
+        self._name = f"{os.uname().nodename} {os.path.realpath(state_dir)}"
+        self._root = root
+        self._fd = -1
+        self._of: tuple[int, int] | None = None
+
+    def hold(self, root_fd: int) -> None:
+        """Keep the tree from now on; nothing is done where it is kept already.
+
+        Args:
+            root_fd: The open root.
+
+        Raises:
+            ArchiveUnavailable: A Steward of another state directory keeps it, and lives.
+            OSError: The root cannot be used.
+        """
+        status = os.fstat(root_fd)
+        of = (status.st_dev, status.st_ino)
+        if self._of == of:
+            return
+        self.release()
+        if not self._is_named(root_fd):
+            self._name_it(root_fd)
+        # For reading: a file held open for writing keeps a disk from being made read-only.
+        fd = os.open(KEEPER, _LOOK, dir_fd=root_fd)
+        named = _read(fd)
+        # Between the two locks somebody else may have had it.
+        if not _locks(fd, fcntl.LOCK_SH) or _read(fd) != self._name:
+            os.close(fd)
+            raise self._refused(named)
+        self._fd, self._of = fd, of
+
+    def _is_named(self, root_fd: int) -> bool:
+        try:
+            fd = os.open(KEEPER, _LOOK, dir_fd=root_fd)
+        except FileNotFoundError:
+            return False
+        try:
+            return _read(fd) == self._name
+        finally:
+            os.close(fd)
+
+    def _name_it(self, root_fd: int) -> None:
+        """Make the file say that the tree is ours, if nobody who lives is against it."""
+        fd = os.open(KEEPER, os.O_RDWR | os.O_CREAT | _LOOK, 0o600, dir_fd=root_fd)
+        try:
+            if not _locks(fd, fcntl.LOCK_EX):
+                raise self._refused(_read(fd))
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{self._name}\n".encode("utf-8", "surrogateescape"), 0)
+        finally:
+            os.close(fd)
+
+    def look(self) -> None:
+        """Make sure that nobody else keeps the tree now, as far as may be read.
+
+        Raises:
+            ArchiveUnavailable: Somebody else does.
+        """
+        try:
+            fd = os.open(
+                os.path.join(self._root, KEEPER),
+                os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK,
+            )
+        except OSError:
+            return  # no tree yet, or none of ours: what then goes on says what is wrong
+        try:
+            named = _read(fd)
+            if named not in {"", self._name} and not _locks(fd, fcntl.LOCK_EX):
+                raise self._refused(named)
+        finally:
+            os.close(fd)
+
+    def _refused(self, named: str) -> ArchiveUnavailable:
+        host, _, state_dir = named.partition(" ")
+        where = f", on host {host} with its state in {state_dir}" if named else ""
+        return ArchiveUnavailable(
+            f"archive {self._root} is kept by another Steward that runs{where}: "
+            "give another directory, or stop that one",
+            self._root,
+        )
+
+    def release(self) -> None:
+        """Keep it no longer."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._of = -1, None
+
+
+def _read(fd: int) -> str:
+    return os.pread(fd, _LONGEST, 0).decode("utf-8", "surrogateescape").strip()
+
+
+def _locks(fd: int, how: int) -> bool:
+    """Whether nobody holds what stands against this lock; it is taken where there are locks."""
+    try:
+        fcntl.flock(fd, how | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in _HELD
+    return True

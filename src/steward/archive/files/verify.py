@@ -7,11 +7,10 @@ from typing import Literal
 import msgspec
 
 from steward.archive.errors import unavailable
-from steward.archive.files.locking import TreeLock
+from steward.archive.files.compression import Damaged, plain_digest
+from steward.archive.files.index import MOVED, PLACED, UNVERIFIED, Records, Row
 from steward.archive.files.manifest import NAME
-from steward.archive.files.packing import Damaged, plain_digest
-from steward.archive.files.records import MOVED, PLACED, UNVERIFIED, Records, Row
-from steward.archive.files.tree import Tree
+from steward.archive.files.tree import Tree, TreeLock
 from steward.core.config import Settings
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

@@ -14,7 +14,7 @@ import msgspec
 from steward.core.events import JobIdentity, JobScript
 from steward.core.sqlite import Connection, open_database, open_reader, transaction, translated
 
-SENT, WAITING, DUE, REFUSED = 0, 1, 2, 3
+SENT, AWAITS_IDENTITY, DUE, REFUSED = 0, 1, 2, 3
 """States of a script: done; waits for its job's identity; to be sent; will never be taken, and
 the journal has not been told yet."""
 
@@ -151,7 +151,7 @@ class Records:
     def held(self) -> tuple[int, int | None]:
         """How many scripts are still to be sent, and since when the oldest is (ns)."""
         sql = "SELECT count(*), min(since_ns) FROM script WHERE state IN (?, ?) AND state != 0"
-        ((count, since_ns),) = self._query(sql, WAITING, DUE)
+        ((count, since_ns),) = self._query(sql, AWAITS_IDENTITY, DUE)
         return count, since_ns
 
     def refused(self) -> list[Row]:

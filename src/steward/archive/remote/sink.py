@@ -16,13 +16,13 @@ import msgspec
 
 from steward.archive.contents import contents_of
 from steward.archive.errors import NotArchived
-from steward.archive.files.places import Which
-from steward.archive.remote.document import Destination, Document, Refusal
+from steward.archive.files.reader import Which
+from steward.archive.remote.destination import Destination, Document, Refusal
 from steward.archive.remote.records import (
+    AWAITS_IDENTITY,
     DUE,
     REFUSED,
     SENT,
-    WAITING,
     Records,
     Ref,
     Row,
@@ -156,7 +156,7 @@ class RemoteSink:
     def _first_state(self, cluster: str) -> int:
         known = self._settings.cluster.get(cluster)
         waits = self._of.identity_wait_s > 0 and (known is None or known.slurm)
-        return WAITING if waits else DUE
+        return AWAITS_IDENTITY if waits else DUE
 
     def _identified(self, event: Event, rows: dict[Ref, Row]) -> list[Row]:
         ref = (event.cluster, event.body.script_key)

@@ -13,8 +13,7 @@ from functools import partial
 from typing import Any, Final
 
 from steward.archive.messages import SCHEMA, encode, encode_sarchive
-from steward.archive.remote.document import Document, Refusal
-from steward.archive.remote.kinds import SinkKind
+from steward.archive.remote.destination import Document, Refusal, SinkKind
 from steward.extensions.kafka.client import KafkaUnavailable, Reached
 from steward.extensions.kafka.settings import KafkaSinkSettings
 
@@ -27,7 +26,7 @@ _POLL_S: Final = 0.1
 
 
 class KafkaDestination:
-    """A topic; see ``steward.archive.remote.document.Destination``.
+    """A topic; see ``steward.archive.remote.destination.Destination``.
 
     ``expire`` does nothing: how long a topic keeps its messages is the topic's setting
     ``retention.ms``. ``send`` takes up to ``broker.timeout_s`` seconds and some more before it

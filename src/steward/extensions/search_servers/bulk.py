@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.remote.document import Document, Refusal
+from steward.archive.remote.destination import Document, Refusal
 from steward.extensions.search_servers.client import (
     CONFLICT,
     LINES,

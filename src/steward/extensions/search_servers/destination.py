@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.remote.document import Document, Refusal
-from steward.archive.remote.kinds import SinkKind, SinkSearcher
+from steward.archive.remote.destination import Document, Refusal, SinkKind, SinkSearcher
 from steward.extensions.search_servers.bulk import (
     Bulk,
     Operation,
@@ -42,7 +41,7 @@ _MONTH: Final = re.compile(r"(\d{4})\.(0[1-9]|1[0-2])")
 
 
 class SearchDestination:
-    """A :class:`steward.archive.remote.document.Destination` on Elasticsearch or OpenSearch.
+    """A :class:`steward.archive.remote.destination.Destination` on Elasticsearch or OpenSearch.
 
     Nothing is connected before the first call. A document's index is that of
     its script's month in the spool, so a repeat and a correction meet it there.
@@ -62,7 +61,7 @@ class SearchDestination:
         self._told: set[str] = set()
 
     def send(self, documents: Sequence[Document]) -> list[Refusal]:
-        """Send documents; see :class:`steward.archive.remote.document.Destination`.
+        """Send documents; see :class:`steward.archive.remote.destination.Destination`.
 
         Raises:
             ArchiveUnavailable: The server is away, or asked for patience.

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from steward.archive.errors import ArchiveUnavailable
-from steward.archive.remote.document import Document
+from steward.archive.remote.destination import Document
 from steward.core.events import JobIdentity, JobScript
 from steward.core.records import JobRecord
 from steward.extensions.search_servers.client import Cause, SearchClient, read

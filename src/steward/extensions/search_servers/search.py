@@ -13,10 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.archive.catalog.matching import Matcher
+from steward.archive.catalog.matches import Matcher
 from steward.archive.catalog.month import Use
-from steward.archive.catalog.search import Looked, Page, counted, first_page
-from steward.archive.catalog.walking import Owner, Place, Wanted
+from steward.archive.catalog.search import Looked, Owner, Page, Place, Wanted, counted, first_page
 from steward.archive.errors import ArchiveUnavailable
 from steward.core.errors import UsageError
 from steward.core.moments import micros

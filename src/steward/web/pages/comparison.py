@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 from steward.accounting.job_page.notes import duration, size
 from steward.accounting.job_page.requests import PageAnswer, PageRequest
 from steward.accounting.job_page.wording import end_words, share_word, state_word
-from steward.archive.answers import DiffAnswer, DiffRequest, EnvAnswer, EnvRequest
+from steward.archive.requests import DiffAnswer, DiffRequest, EnvAnswer, EnvRequest
 from steward.core.lines import Line
 from steward.core.moments import moment
 from steward.core.printable import safe, safe_lines

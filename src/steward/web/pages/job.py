@@ -22,7 +22,7 @@ from steward.accounting.job_page.wording import (
     state_word,
     time_words,
 )
-from steward.archive.answers import EnvAnswer, EnvRequest, ShowAnswer, ShowRequest
+from steward.archive.requests import EnvAnswer, EnvRequest, ShowAnswer, ShowRequest
 from steward.automation.actions import RunAnswer, RunRequest
 from steward.automation.job_holds import is_held
 from steward.bank.asking_jobs import ExplainRequest

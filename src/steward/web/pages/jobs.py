@@ -5,7 +5,7 @@ from typing import Any, Final
 from litestar import Request, Response, get
 
 from steward.accounting.job_list_requests import JobsAnswer, JobStatesAnswer
-from steward.archive.answers import SearchAnswer
+from steward.archive.requests import SearchAnswer
 from steward.bank.asking_charged import ChargedAnswer, ChargedJob, ChargedRequest
 from steward.slurm.states import NAMES, SHORT
 from steward.web.authentication import Visit

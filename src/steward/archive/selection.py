@@ -7,9 +7,9 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from steward.archive.catalog.walking import Owner, Wanted
-from steward.archive.library import Library
-from steward.archive.shapes import Selection
+from steward.archive.catalog.search import Owner, Wanted
+from steward.archive.context import Library
+from steward.archive.requests import Selection
 from steward.core.access import Asker, Scope
 from steward.core.errors import UsageError
 from steward.jobs import Job, JobFilter, Position

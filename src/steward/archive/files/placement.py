@@ -12,19 +12,20 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from steward.archive.files.acl import Readers
-from steward.archive.files.copying import (
+from steward.archive.files.compression import SUFFIX, Damaged, is_packed, open_plain, plain_digest
+from steward.archive.files.layout import Layout
+from steward.archive.files.permissions import Readers
+from steward.archive.files.tree import (
     NO_LINK,
+    Entry,
     Gone,
     Source,
+    Tree,
     copy,
     is_unsettled,
     remove_temporary,
     temporary_name,
 )
-from steward.archive.files.layout import Layout
-from steward.archive.files.packing import SUFFIX, Damaged, is_packed, open_plain, plain_digest
-from steward.archive.files.tree import Entry, Tree
 from steward.core.filesystems import sync_filesystem
 
 

@@ -1,22 +1,157 @@
-"""A files sink's own database: which script lies where, and the sink's cursor.
+"""The tables of a files sink's database, and how an older one becomes the present one.
 
-It is the sink's memory for what the files alone do not say: what still waits
-for its job's identity, which directory is whose, what was moved on, and which
-marker the tree must carry. Everything else can be read from the tree.
+What a holder's files take is kept as sums (see counting.py). An index that only
+limits need is there only where there are limits: it costs every job some time.
 """
 
 import operator
+import struct
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from steward.archive.errors import ArchiveError, ArchiveUnavailable
-from steward.archive.files.schema import MIGRATIONS
 from steward.core.config import Settings
 from steward.core.records import JobRecord
 from steward.core.sqlite import Connection, open_database, open_reader, transaction, translated
+
+MIGRATIONS: Final = (
+    """
+    CREATE TABLE cursor (position INTEGER NOT NULL);
+    INSERT INTO cursor VALUES (0);
+    CREATE TABLE marker (tree TEXT PRIMARY KEY, id TEXT NOT NULL) WITHOUT ROWID;
+    CREATE TABLE directory (number INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE);
+    CREATE TABLE script (
+        key TEXT NOT NULL,
+        cluster TEXT NOT NULL,
+        job_id INTEGER NOT NULL,
+        mtime_ns INTEGER NOT NULL,
+        state INTEGER NOT NULL,
+        directory INTEGER NOT NULL,
+        script_name TEXT NOT NULL,
+        script_sha BLOB,
+        script_length INTEGER NOT NULL,
+        env_name TEXT NOT NULL,
+        env_sha BLOB,
+        env_length INTEGER NOT NULL,
+        uid INTEGER,
+        user TEXT NOT NULL,
+        since_ns INTEGER NOT NULL,
+        came_from TEXT NOT NULL,
+        body BLOB,
+        PRIMARY KEY (key, cluster)
+    ) WITHOUT ROWID;
+    CREATE INDEX script_age ON script (state, mtime_ns);
+    CREATE INDEX script_directory ON script (directory);
+    CREATE TABLE owner (
+        scope TEXT NOT NULL,
+        uid INTEGER NOT NULL,
+        user TEXT NOT NULL,
+        directory TEXT NOT NULL,
+        shut INTEGER NOT NULL DEFAULT 0,
+        shut_there INTEGER NOT NULL DEFAULT 0,
+        PRIMARY KEY (scope, uid, user),
+        UNIQUE (scope, directory)
+    ) WITHOUT ROWID;
+    CREATE TABLE moving (
+        key TEXT NOT NULL,
+        cluster TEXT NOT NULL,
+        row BLOB NOT NULL,
+        PRIMARY KEY (key, cluster)
+    ) WITHOUT ROWID;
+    CREATE TABLE later (
+        number INTEGER PRIMARY KEY,
+        kind TEXT NOT NULL,
+        key TEXT NOT NULL,
+        cluster TEXT NOT NULL,
+        body BLOB NOT NULL
+    );
+    """,
+    """
+    CREATE INDEX script_owner ON script (uid, user, directory) WHERE uid IS NOT NULL;
+    CREATE TABLE admitting (
+        moved INTEGER NOT NULL,
+        uid INTEGER NOT NULL,
+        user TEXT NOT NULL,
+        shut INTEGER NOT NULL,
+        directory INTEGER NOT NULL,
+        key TEXT NOT NULL,
+        cluster TEXT NOT NULL,
+        PRIMARY KEY (moved, uid, user)
+    ) WITHOUT ROWID;
+    ALTER TABLE later ADD COLUMN tries INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE later ADD COLUMN due_s INTEGER NOT NULL DEFAULT 0;
+    """,
+    """
+    CREATE TABLE holder (
+        number INTEGER PRIMARY KEY,
+        cluster TEXT NOT NULL,
+        uid INTEGER NOT NULL,
+        user TEXT NOT NULL,
+        account TEXT NOT NULL,
+        bytes INTEGER NOT NULL DEFAULT 0,
+        UNIQUE (cluster, uid, user, account)
+    );
+    ALTER TABLE script ADD COLUMN holder INTEGER;
+    ALTER TABLE script ADD COLUMN shared INTEGER NOT NULL DEFAULT 0;
+    INSERT INTO holder (cluster, uid, user, account)
+        SELECT DISTINCT cluster, uid, user, '' FROM script WHERE uid IS NOT NULL AND state >= 2;
+    UPDATE script SET holder = (
+        SELECT number FROM holder
+        WHERE holder.cluster = script.cluster AND holder.uid = script.uid
+            AND holder.user = script.user
+    ) WHERE uid IS NOT NULL AND state >= 2;
+    UPDATE holder SET bytes = (
+        SELECT total(script_length) + total(env_length) FROM script
+        WHERE script.holder = holder.number
+    );
+
+    -- number: see counting.py. job_id: of the last script that has it.
+    CREATE TABLE content (
+        number INTEGER PRIMARY KEY,
+        holder INTEGER NOT NULL,
+        uses INTEGER NOT NULL,
+        length INTEGER NOT NULL,
+        job_id INTEGER NOT NULL
+    );
+    CREATE TRIGGER content_in AFTER INSERT ON content BEGIN
+        UPDATE holder SET bytes = bytes + NEW.length WHERE number = NEW.holder;
+    END;
+    CREATE TRIGGER content_out AFTER DELETE ON content BEGIN
+        UPDATE holder SET bytes = bytes - OLD.length WHERE number = OLD.holder;
+    END;
+
+    -- What a limit has ordered to be purged, and is not gone yet.
+    CREATE TABLE ordered (
+        cluster TEXT NOT NULL,
+        key TEXT NOT NULL,
+        at_s INTEGER NOT NULL,
+        PRIMARY KEY (cluster, key)
+    ) WITHOUT ROWID;
+    CREATE TRIGGER ordered_out AFTER DELETE ON script BEGIN
+        DELETE FROM ordered WHERE cluster = OLD.cluster AND key = OLD.key;
+    END;
+    """,
+    """
+    DROP TRIGGER content_in;
+
+    -- Files that were replaced, until they are removed. moved: as in admitting.
+    CREATE TABLE leaving (
+        moved INTEGER NOT NULL,
+        directory TEXT NOT NULL,
+        name TEXT NOT NULL,
+        PRIMARY KEY (moved, directory, name)
+    ) WITHOUT ROWID;
+    """,
+)
+
+HOLDER_INDEX: Final = (
+    "CREATE INDEX IF NOT EXISTS script_holder ON script (holder, mtime_ns) WHERE holder IS NOT NULL"
+)
+NO_HOLDER_INDEX: Final = "DROP INDEX IF EXISTS script_holder"
+
 
 WAITING, UNVERIFIED, PLACED, MOVED = 0, 1, 2, 3
 """States of a script: bytes in the store only; under unverified/; where it belongs; in move_to."""
@@ -76,7 +211,7 @@ class Row(msgspec.Struct, frozen=True):
 
 _SELECT = f"SELECT {', '.join(Row.__struct_fields__)} FROM script"  # noqa: S608 - our own names
 _MARKS = ", ".join("?" * len(Row.__struct_fields__))
-_ADD = f"INSERT INTO script VALUES ({_MARKS})"  # noqa: S608 - question marks alone
+_INSERT_SCRIPT = f"INSERT INTO script VALUES ({_MARKS})"  # noqa: S608 - question marks alone
 _CHANGING = (
     *("state", "directory", "script_name", "env_name", "uid", "user"),
     *("since_ns", "came_from", "body", "holder", "shared", "env_sha", "env_length"),
@@ -338,7 +473,7 @@ def save(connection: Connection, rows: Iterable[Row], known: Collection[Ref]) ->
             old.append(_changed(row))
         else:
             new.append(msgspec.structs.astuple(row))
-    connection.executemany(_ADD, new)
+    connection.executemany(_INSERT_SCRIPT, new)
     connection.executemany(_CHANGE, old)
 
 
@@ -348,3 +483,105 @@ def delete(connection: Connection, refs: Iterable[Ref]) -> None:
         "DELETE FROM script WHERE cluster = ? AND key = ?",
         refs,
     )
+
+
+_ENVIRONMENT, _MOVED = 1, 2
+
+_INSERT_CONTENT = "INSERT INTO content VALUES (?, ?, ?, ?, ?)"
+_MORE = "UPDATE content SET uses = uses + ?, job_id = ? WHERE number = ?"
+_LESS = "UPDATE content SET uses = uses - ? WHERE number = ?"
+_NONE = "DELETE FROM content WHERE number = ? AND uses <= 0"
+
+# Fibonacci hashing: 2**64 divided by the golden ratio.
+_SPREAD = 0x9E3779B97F4A7C15
+_unpack = struct.Struct("<Q").unpack_from
+
+
+def content(holder: int, sha: bytes, *, environment: bool, moved: bool) -> int:
+    """The number under which bytes are counted once, of 64 bits, as SQLite is quickest with.
+
+    It is made of their SHA-256, and could be met by intent: who does so is counted
+    less. Whoever links to a file compares all of its SHA-256.
+
+    Args:
+        holder: Whom they are counted for.
+        sha: SHA-256 of the plain bytes.
+        environment: It is an environment, not a script.
+        moved: It is in the tree that files are moved on to.
+    """
+    place = 4 * holder + (_MOVED if moved else 0) + (_ENVIRONMENT if environment else 0)
+    begin: int = _unpack(sha)[0]
+    return ((begin + place * _SPREAD) & 0xFFFFFFFFFFFFFFFF) - (1 << 63)
+
+
+class Counts:
+    """The changes of one transaction."""
+
+    def __init__(self) -> None:
+        self._more: dict[int, tuple[int, int, int, int]] = {}
+        self._less: dict[int, int] = {}
+        self._own: dict[int, int] = {}
+
+    def add(self, row: Row, *, moved: bool) -> None:
+        """A script is there now."""
+        if row.holder is None:
+            return
+        if not row.shared:
+            length = row.script_length + row.env_length
+            self._own[row.holder] = self._own.get(row.holder, 0) + length
+            return
+        if row.script_sha is not None:
+            number = content(row.holder, row.script_sha, environment=False, moved=moved)
+            self._use(number, row.holder, row.script_length, row.job_id)
+        if row.env_sha is not None:
+            number = content(row.holder, row.env_sha, environment=True, moved=moved)
+            self._use(number, row.holder, row.env_length, row.job_id)
+
+    def _use(self, number: int, holder: int, length: int, job_id: int) -> None:
+        known = self._more.get(number)
+        self._more[number] = (holder, known[1] + 1 if known else 1, length, job_id)
+
+    def remove(self, row: Row, *, moved: bool) -> None:
+        """A script is there no more."""
+        if row.holder is None:
+            return
+        if not row.shared:
+            length = row.script_length + row.env_length
+            self._own[row.holder] = self._own.get(row.holder, 0) - length
+            return
+        for sha, environment in ((row.script_sha, False), (row.env_sha, True)):
+            if sha is not None:
+                number = content(row.holder, sha, environment=environment, moved=moved)
+                self._less[number] = self._less.get(number, 0) + 1
+
+    def change(self, before: Row | None, after: Row, *, moved: bool) -> None:
+        """A script that was as ``before``, if it was there at all, is as ``after``."""
+        if before is not None:
+            if (before.holder, before.shared) == (after.holder, after.shared):
+                return
+            self.remove(before, moved=moved)
+        self.add(after, moved=moved)
+
+    def write(self, connection: Connection) -> None:
+        """Write the changes, inside the transaction that writes the rows."""
+        # First what comes: what only changes its holder's account is never gone in between.
+        # By key, so that neighbours meet the same page.
+        numbers = sorted(self._more)
+        known = known_contents(connection, numbers)
+        new = [number for number in numbers if number not in known]
+        connection.executemany(_INSERT_CONTENT, [(number, *self._more[number]) for number in new])
+        for number in new:
+            holder, _, length, _ = self._more[number]
+            self._own[holder] = self._own.get(holder, 0) + length
+        again = [(number, self._more[number]) for number in numbers if number in known]
+        connection.executemany(
+            _MORE, [(uses, job_id, number) for number, (_, uses, _, job_id) in again]
+        )
+        if self._less:
+            gone = sorted(self._less)
+            connection.executemany(_LESS, [(self._less[number], number) for number in gone])
+            connection.executemany(_NONE, [(number,) for number in gone])
+        connection.executemany(
+            "UPDATE holder SET bytes = bytes + ? WHERE number = ?",
+            [(length, holder) for holder, length in self._own.items() if length],
+        )

@@ -12,9 +12,9 @@ from typing import Literal
 import msgspec
 
 from steward.archive.errors import ArchiveUnavailable, NotArchived, unavailable
-from steward.archive.files.packing import LONGEST, read_plain
-from steward.archive.files.pending import WAITING_DIRECTORY
-from steward.archive.files.records import LOST_NS, MOVED, WAITING, Records, Row
+from steward.archive.files.batch import WAITING_DIRECTORY
+from steward.archive.files.compression import LONGEST, read_plain
+from steward.archive.files.index import LOST_NS, MOVED, WAITING, Records, Row
 from steward.core.config import Settings
 from steward.core.events import JobScript
 from steward.core.sqlite import SqliteUnavailable

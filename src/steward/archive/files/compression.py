@@ -16,6 +16,7 @@ from steward.archive.errors import ArchiveError
 if TYPE_CHECKING:
     from io import BufferedReader
 
+
 SUFFIX: Final = ".zst"
 LONGEST: Final = 256 * 1024**2
 """No script and no environment is longer, in bytes: Slurm's limit is 4 MB as it comes."""

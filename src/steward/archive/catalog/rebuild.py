@@ -1,38 +1,142 @@
-"""Make the catalogue again from the files, while the one in use goes on.
+"""A new catalogue that is not in use yet: filled by long transactions that nothing waits for."""
 
-Directories with a manifest say everything. For layouts without one the sink's
-database says whose a file is; where that is lost too, the file's name and its
-ACL say what they can. The new catalogue is filled beside the old one. At the
-end, with the writer kept out for a moment, what was indexed or purged
-meanwhile is taken over and the new one is put in its place: nothing is missed,
-and nothing purged comes back.
-"""
-
+import hashlib
 import logging
 import os
 import pwd
 from collections.abc import Generator, Iterator
 
-from steward.archive.bulk_answers import Progress, ReindexAnswer
-from steward.archive.catalog.building import Builder
+import msgspec
+
 from steward.archive.catalog.consumer import spool_time
-from steward.archive.catalog.generations import Generations, Progressed
+from steward.archive.catalog.generations import Generations, Key, Progressed
 from steward.archive.catalog.month import (
     USE_COLUMNS,
     CatalogueUnavailable,
     MonthReader,
+    MonthWriter,
     Use,
+    month_of,
     month_path,
     months_in,
 )
-from steward.archive.files.acl import readers_of
-from steward.archive.files.found import FoundScript, iter_files, parse_file_name
+from steward.archive.files.compression import Damaged
 from steward.archive.files.layout import compile_layout
-from steward.archive.files.packing import Damaged
-from steward.archive.files.places import FilesReader, Placed, read_file
+from steward.archive.files.manifest import FoundScript, iter_files, parse_file_name
+from steward.archive.files.permissions import readers_of
+from steward.archive.files.reader import FilesReader, Placed, read_file
+from steward.archive.requests import Progress, ReindexAnswer
 from steward.core.config import Settings
 from steward.core.errors import Unavailable
+from steward.core.filesystems import sync_filesystem
 from steward.core.sqlite import SqliteUnavailable
+
+_AT_ONCE = 1000
+_OPEN_MONTHS = 12
+
+
+class Builder:
+    """Fills a new generation's directory.
+
+    Args:
+        directory: The generation's.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self._months: dict[str, MonthWriter] = {}
+        self._pending = 0
+
+    def add(self, use: Use, data: bytes, sha256: bytes = b"") -> None:
+        """Index a use and, if need be, its script; what is known of a use is replaced.
+
+        Args:
+            use: The use; its number of the script does not matter.
+            data: The script's bytes, or as many of them as are indexed.
+            sha256: Of the whole script, where ``data`` is not all of it.
+
+        Raises:
+            SqliteUnavailable: The disk is full.
+        """
+        writer = self._month(month_of(use.at))
+        digest = sha256 or hashlib.sha256(data).digest()
+        number = writer.knows(digest) or writer.add_script(digest, data)
+        added = msgspec.structs.replace(use, script=number)
+        writer.add_use(added)
+        writer.identify(added)
+
+    def has(self, use: Use) -> bool:
+        """Whether a use is here."""
+        return self._month(month_of(use.at)).has_use(use.cluster, use.key)
+
+    def forget(self, at: int, key: Key) -> None:
+        """Take out a use.
+
+        Args:
+            at: The script's time in the spool, microseconds since the epoch.
+            key: The use.
+        """
+        month = month_of(at)
+        if month in self._months or os.path.exists(month_path(self.directory, month)):
+            self._month(month).forget(*key)
+
+    def finish(self, position: int, purged: list[tuple[str, str, int]]) -> tuple[int, int]:
+        """Make everything durable and note how far it goes; numbers of uses and of scripts.
+
+        Args:
+            position: The last event that is in it.
+            purged: What was purged, with the event.
+        """
+        self._close_months()
+        uses = scripts = 0
+        for month in months_in(self.directory):
+            writer = MonthWriter(month_path(self.directory, month))
+            of_month = writer.counts()
+            uses, scripts = uses + of_month[0], scripts + of_month[1]
+            writer.shrink_log()
+            writer.close()
+        progressed = Progressed(self.directory)
+        progressed.advance(position, purged)
+        progressed.close()
+        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            sync_filesystem(fd)
+        finally:
+            os.close(fd)
+        return uses, scripts
+
+    def abandon(self) -> None:
+        """Let go of all files; harmless after :meth:`finish`."""
+        for writer in self._months.values():
+            writer.close()
+        self._months.clear()
+
+    def _month(self, month: str) -> MonthWriter:
+        """A month's writer, inside a transaction."""
+        writer = self._months.pop(month, None)
+        if writer is None:
+            # Whatever a crash leaves of it is thrown away, so nothing is synced until the end.
+            writer = MonthWriter(month_path(self.directory, month), synchronous="OFF")
+            writer.begin()
+        self._months[month] = writer  # The one used last stands last.
+        self._pending += 1
+        if self._pending >= _AT_ONCE:
+            self._pending = 0
+            for each in self._months.values():
+                each.commit()
+                each.begin()
+        while len(self._months) > _OPEN_MONTHS:
+            oldest = self._months.pop(next(iter(self._months)))
+            oldest.commit()
+            oldest.close()
+        return writer
+
+    def _close_months(self) -> None:
+        for writer in self._months.values():
+            writer.commit()
+            writer.close()
+        self._months.clear()
+
 
 log = logging.getLogger(__name__)
 

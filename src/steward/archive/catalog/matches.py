@@ -9,7 +9,7 @@ part of another is so after folding too, and no hit is ever missed.
 import re
 from collections.abc import Sequence
 
-from steward.archive.answers import HitLine
+from steward.archive.requests import HitLine
 from steward.core.errors import UsageError
 
 LONGEST_TERM = 1000

@@ -18,9 +18,9 @@ from steward.archive.catalog.month import moment
 from steward.archive.catalog.search import Searcher
 from steward.archive.contents import Reader
 from steward.archive.errors import ArchiveError, ArchiveUnavailable, NotArchived
-from steward.archive.files.places import FilesReader, Placed, Which
-from steward.archive.remote.kinds import SinkSearcher, searcher_of
-from steward.archive.shapes import JobLine, RunLine, ScriptLine
+from steward.archive.files.reader import FilesReader, Placed, Which
+from steward.archive.remote.destination import SinkSearcher, searcher_of
+from steward.archive.requests import JobLine, RunLine, ScriptLine
 from steward.core.access import Access, Asker, Scope
 from steward.core.config import Settings
 from steward.core.errors import Missing, Refused, Unavailable, UsageError

@@ -1,0 +1,377 @@
+"""The actions that find jobs: list by what Slurm says of them, search by what they ran."""
+
+import difflib
+import fnmatch
+import logging
+import re
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from steward.archive.catalog.matches import Matcher
+from steward.archive.catalog.month import Use
+from steward.archive.catalog.search import Found
+from steward.archive.context import Library, run_line
+from steward.archive.errors import ArchiveUnavailable, NotArchived
+from steward.archive.messages import Content
+from steward.archive.remote.destination import sink_called
+from steward.archive.requests import (
+    DiffAnswer,
+    DiffRequest,
+    EnvAnswer,
+    EnvRequest,
+    Hit,
+    JobLine,
+    ListAnswer,
+    ListRequest,
+    SearchAnswer,
+    SearchRequest,
+    ShowAnswer,
+    ShowRequest,
+    Variable,
+)
+from steward.archive.resubmission import submit_again
+from steward.archive.selection import (
+    hits_after,
+    hits_place,
+    job_filter,
+    limited,
+    list_position,
+    page_after,
+    span,
+    uses_wanted,
+)
+from steward.core.access import Asker
+from steward.core.errors import StewardError, UsageError
+from steward.core.journal import JournalReader
+from steward.core.redaction import REDACTED
+from steward.jobs import Job, Script, parse
+from steward.slurm.environment import entries_of
+
+log = logging.getLogger(__name__)
+
+
+def list_jobs(library: Library, asker: Asker, request: ListRequest) -> ListAnswer:
+    """Jobs, newest first."""
+    when = span(library, request)
+    wanted = job_filter(request, when, library.scopes(asker))
+    limit = limited(request.limit)
+    before = list_position(request.page)
+    with library.jobs.snapshot():
+        # One more than asked for tells whether anything follows.
+        jobs = library.jobs.list(wanted, limit + 1, before)
+        more = len(jobs) > limit
+        jobs = jobs[:limit]
+        scripts = _scripts(library, jobs)
+        lines = tuple(
+            library.line(asker, job, scripts.get((job.cluster, job.script_key))) for job in jobs
+        )
+    return ListAnswer(
+        jobs=lines,
+        since=when.since,
+        until=when.until,
+        default_days=when.default_days,
+        next=page_after(jobs[-1].position) if more else "",
+        zones=library.zones([job.cluster for job in jobs]),
+    )
+
+
+def search(library: Library, asker: Asker, request: SearchRequest) -> SearchAnswer:
+    """Jobs in whose scripts all terms stand, newest first."""
+    sink = sink_called(library.settings, request.sink) if request.sink else ""
+    matcher = Matcher(request.terms, case=request.case, words=request.words)
+    when = span(library, request, default=False)
+    wanted = uses_wanted(library, asker, request, when)
+    allowed = _allowed(library, asker)
+    if request.jobs or request.states:
+        filter_ = job_filter(request, when, library.scopes(asker, scripts=True))
+        if request.jobs:
+            wanted = msgspec.structs.replace(wanted, keys=_keys(library.jobs.list(filter_, -1)))
+        else:
+            allowed = _in_state(library, allowed, frozenset(filter_.states))
+    searcher = library.searcher_in(sink) if sink else library.searcher
+    try:
+        page = searcher.page(
+            matcher,
+            wanted,
+            allowed,
+            limit=limited(request.limit),
+            lines=max(0, min(request.lines, 1000)),
+            after=hits_place(request.page),
+        )
+        count = searcher.count(matcher, wanted, allowed) if request.count else None
+    except ArchiveUnavailable as error:
+        # Where the server is and what it says of itself is not for everybody.
+        if not sink or library.is_operator(asker):
+            raise
+        log.warning("a search in sink %s by uid %s failed: %s", sink, asker.uid, error)
+        raise ArchiveUnavailable(
+            f"the server of sink {sink!r} could not answer this search: an operator finds the "
+            "reason in Steward's log",
+            sink,
+        ) from None
+    return SearchAnswer(
+        hits=_hits(library, asker, page.hits),
+        count=count,
+        next=hits_after(page.after) if page.after else "",
+        complete=page.complete,
+        behind=_behind(library, f"archive.{sink}" if sink else "catalogue"),
+        zones=library.zones([found.use.cluster for found in page.hits]),
+    )
+
+
+def _scripts(library: Library, jobs: Sequence[Job]) -> dict[tuple[str, str], Script]:
+    """The scripts of these jobs, by cluster and key."""
+    found: dict[tuple[str, str], Script] = {}
+    for job in jobs:
+        ref = (job.cluster, job.script_key)
+        if job.script_key and ref not in found:
+            script = library.jobs.script_of(job)
+            if script is not None:
+                found[ref] = script
+    return found
+
+
+def _allowed(library: Library, asker: Asker) -> Callable[[Use], bool]:
+    """Decides on uses; of each owner and account once."""
+    decided: dict[tuple[str, int | None, str, str], bool] = {}
+
+    def allowed(use: Use) -> bool:
+        who = (use.cluster, use.uid, use.user, use.account)
+        if who not in decided:
+            decided[who] = library.access.may_read_script(
+                asker, use.cluster, uid=use.uid, user_at_submit=use.user, account=use.account
+            )
+        return decided[who]
+
+    return allowed
+
+
+def _in_state(
+    library: Library, allowed: Callable[[Use], bool], states: frozenset[str]
+) -> Callable[[Use], bool]:
+    def is_in_state(use: Use) -> bool:
+        if not allowed(use):
+            return False
+        job = library.jobs.by_script([use.key], use.cluster).get(use.key)
+        return job is not None and job.record.state in states
+
+    return is_in_state
+
+
+def _keys(jobs: Sequence[Job]) -> frozenset[tuple[str, str]]:
+    return frozenset((job.cluster, job.script_key) for job in jobs if job.script_key)
+
+
+def _hits(library: Library, asker: Asker, found: Sequence[Found]) -> tuple[Hit, ...]:
+    keys: dict[str, list[str]] = {}
+    for hit in found:
+        keys.setdefault(hit.use.cluster, []).append(hit.use.key)
+    jobs = {
+        (cluster, key): job
+        for cluster, of_cluster in keys.items()
+        for key, job in library.jobs.by_script(of_cluster, cluster).items()
+    }
+    lines = [_line(library, asker, hit.use, jobs) for hit in found]
+    return tuple(
+        Hit(job=line, lines=hit.lines, more_lines=hit.more_lines)
+        for hit, line in zip(found, lines, strict=True)
+    )
+
+
+def _line(library: Library, asker: Asker, use: Use, jobs: dict[tuple[str, str], Job]) -> JobLine:
+    job = jobs.get((use.cluster, use.key))
+    if job is not None:
+        line = library.line(asker, job)
+        # The array is meant, not the task that happens to have its id.
+        is_array = job.record.array_job_id == use.job_id
+        return msgspec.structs.replace(line, job=str(use.job_id)) if is_array else line
+    # The catalogue was made again from files that jobs.db does not know (any more).
+    return JobLine(
+        cluster=use.cluster,
+        job=str(use.job_id),
+        job_id=use.job_id,
+        kind="batch",
+        name=use.name,
+        user=use.user,
+        uid=use.uid,
+        account=use.account,
+        partition=use.partition,
+        submit=use.time,
+        script_key=use.key,
+    )
+
+
+def _behind(library: Library, consumer: str) -> int | None:
+    """How many events a consumer has still to look at."""
+    try:
+        reader = JournalReader(library.settings.state_dir)
+        try:
+            of = [status for status in reader.consumers() if status.name == consumer]
+        finally:
+            reader.close()
+    except StewardError as error:
+        # The hits are right without it.
+        log.debug("how far %s is behind is not known: %s", consumer, error)
+        return None
+    return of[0].behind if of else None
+
+
+_LINE = re.compile(rb"[^\n]*\n|[^\n]+")
+_MOST_CONTEXT = 1000
+
+
+def show(library: Library, asker: Asker, request: ShowRequest) -> ShowAnswer:
+    """One job and its script.
+
+    Raises:
+        NoSuchJob, NotYours: See :meth:`Library.find`.
+        NotArchived: What would submit it again was asked for, and no script is kept.
+        UsageError: It was asked for, and the job is not Slurm's.
+    """
+    with library.jobs.snapshot():
+        job, others = library.find(asker, request.job, request.cluster)
+        script = library.jobs.script_of(job)
+        runs = library.jobs.runs_of(job)
+        tasks = _tasks_meant(library, job, request.job)
+    has_bytes = script is not None and script.body.script is not None
+    data = library.content(script, "script") if script is not None and has_bytes else None
+    if request.sbatch and data is None:
+        raise _without_script(job)
+    if request.sbatch and library.scheduler(job.cluster) != "slurm":
+        raise UsageError(
+            f"job {job.label} of cluster {job.cluster} is not Slurm's, so no sbatch submits it "
+            f"again: 'steward archive show {job.label} --script' prints its script",
+            job,
+        )
+    sbatch = ""
+    if request.sbatch and data is not None and script is not None:
+        environment = library.environment(script)
+        sbatch = submit_again(library.with_submit_line(job), data, tasks, environment)
+    return ShowAnswer(
+        job=library.line(asker, job, script),
+        record=job.record,
+        runs=tuple(run_line(run) for run in runs),
+        script=library.script_line(script) if script is not None else None,
+        content=Content.of(data) if data is not None else None,
+        script_of=_script_of(job, script),
+        others=tuple(library.line(asker, other) for other in others),
+        sbatch=sbatch,
+        zone=library.zone(job.cluster),
+    )
+
+
+def env(library: Library, asker: Asker, request: EnvRequest) -> EnvAnswer:
+    """The environment that a job was submitted with, redacted.
+
+    Raises:
+        NoSuchJob, NotYours: See :meth:`Library.find`.
+        NotArchived: None is kept.
+    """
+    job, script = _with_script(library, asker, request.job, request.cluster)
+    data = library.content(script, "environment")
+    variables = []
+    for name, value in entries_of(data):
+        text = name.decode("utf-8", "backslashreplace")
+        if request.names and not any(fnmatch.fnmatchcase(text, want) for want in request.names):
+            continue
+        shown = Content.of(value or b"")
+        variables.append(Variable(name=text, value=shown, redacted=value == REDACTED))
+    return EnvAnswer(
+        job=library.line(asker, job, script),
+        variables=tuple(variables),
+        redacted=script.body.redacted,
+        flags=script.body.flags,
+    )
+
+
+def diff(library: Library, asker: Asker, request: DiffRequest) -> DiffAnswer:
+    """What differs between two jobs' scripts.
+
+    Raises:
+        NoSuchJob, NotYours: See :meth:`Library.find`.
+        NotArchived: One of them has no script.
+    """
+    left, left_script = _with_script(library, asker, request.left, request.cluster)
+    right, right_script = _with_script(library, asker, request.right, request.cluster)
+    names = (request.left.strip().encode(), request.right.strip().encode())
+    context = max(0, min(request.context, _MOST_CONTEXT))
+    pieces = [
+        _unified(
+            library.content(left_script, "script"),
+            library.content(right_script, "script"),
+            names,
+            context,
+        )
+    ]
+    if request.environments:
+        pieces.append(
+            _unified(
+                _sorted_variables(library.content(left_script, "environment")),
+                _sorted_variables(library.content(right_script, "environment")),
+                (names[0] + b" environment", names[1] + b" environment"),
+                context,
+            )
+        )
+    text = b"".join(pieces)
+    return DiffAnswer(
+        left=library.line(asker, left, left_script),
+        right=library.line(asker, right, right_script),
+        identical=not text,
+        diff=Content.of(text),
+    )
+
+
+def _with_script(library: Library, asker: Asker, text: str, cluster: str) -> tuple[Job, Script]:
+    with library.jobs.snapshot():
+        job, _ = library.find(asker, text, cluster)
+        script = library.jobs.script_of(job)
+    if script is None:
+        raise _without_script(job)
+    return job, script
+
+
+def _without_script(job: Job) -> NotArchived:
+    if job.purged:
+        return NotArchived(f"the script of job {job.label} was purged", job)
+    if job.record.batch is False:
+        return NotArchived(f"job {job.label} is interactive and has no script", job)
+    return NotArchived(f"no script of job {job.label} is kept", job)
+
+
+def _script_of(job: Job, script: Script | None) -> str:
+    if script is None or script.body.job_id == job.job_id:
+        return ""
+    return str(script.body.job_id)
+
+
+def _tasks_meant(library: Library, job: Job, text: str) -> tuple[str, ...]:
+    """Of an array that was named as a whole its tasks; else the one task, if it is one."""
+    record = job.record
+    if not record.array_job_id:
+        return ()
+    if job.job_id != record.array_job_id or parse(text).task is not None:
+        return (record.array_task,)
+    parts = [part for part in library.jobs.parts_of(job) if part.record.array_job_id]
+    return (record.array_task, *(part.record.array_task for part in parts))
+
+
+def _sorted_variables(environment: bytes) -> bytes:
+    lines = sorted(name + b"=" + (value or b"") for name, value in entries_of(environment))
+    return b"\n".join(lines) + b"\n" if lines else b""
+
+
+def _unified(left: bytes, right: bytes, names: tuple[bytes, bytes], context: int) -> bytes:
+    """A unified diff of two texts; b"" where they are equal."""
+    if left == right:
+        return b""
+    lines = difflib.diff_bytes(
+        difflib.unified_diff,
+        _LINE.findall(left),
+        _LINE.findall(right),
+        fromfile=names[0],
+        tofile=names[1],
+        n=context,
+    )
+    no_end = b"\n\\ No newline at end of file\n"
+    return b"".join(line if line.endswith(b"\n") else line + no_end for line in lines)

@@ -1,0 +1,564 @@
+"""The operators' actions: verify, purge, reindex."""
+
+import hashlib
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from steward.archive.catalog.rebuild import Reindexing
+from steward.archive.context import Library
+from steward.archive.export import scripts_of
+from steward.archive.files.index import WAITING
+from steward.archive.files.index import Records as FilesRecords
+from steward.archive.files.reader import FilesReader
+from steward.archive.files.verify import Checked, trees_to_verify
+from steward.archive.remote.records import AWAITS_IDENTITY, DUE
+from steward.archive.remote.records import Records as RemoteRecords
+from steward.archive.remote.sink import RemoteSink
+from steward.archive.requests import (
+    ProblemLine,
+    Progress,
+    PurgeAnswer,
+    PurgeLine,
+    PurgeRequest,
+    ReindexAnswer,
+    ReindexRequest,
+    ResendAnswer,
+    ResendRequest,
+    SinkLine,
+    SinksAnswer,
+    SinksRequest,
+    State,
+    VerifyAnswer,
+    VerifyRequest,
+)
+from steward.archive.selection import job_filter, span
+from steward.archive.settings import FilesSinkSettings
+from steward.core.access import Asker
+from steward.core.config import Settings
+from steward.core.errors import Refused, StewardError, Unavailable, UsageError
+from steward.core.events import (
+    ARCHIVE_PURGE,
+    ARCHIVE_RESEND,
+    ArchivePurge,
+    ArchiveResend,
+    Event,
+    Resent,
+)
+from steward.core.journal import ConsumerStatus, JournalReader, refill_command
+from steward.core.sqlite import SqliteUnavailable
+from steward.jobs import Job, JobFilter, Script, identity_of
+
+log = logging.getLogger(__name__)
+
+_KEYS_AN_EVENT = 1000
+_LONGEST_REASON = 1000
+
+
+class OperatorsOnly(Refused):
+    """The asker is no operator."""
+
+
+class OrderError(StewardError):
+    """Nothing can be ordered from here."""
+
+
+def verify_sinks(
+    library: Library, asker: Asker, request: VerifyRequest
+) -> Iterator[ProblemLine | Progress | VerifyAnswer]:
+    """Recompute every checksum; operators only."""
+    only_operators(library, asker, "verify the archive")
+    return _verify(library, _trees(library, request.sink))
+
+
+def reindex(
+    library: Library, asker: Asker, request: ReindexRequest
+) -> Iterator[Progress | ReindexAnswer]:
+    """Make the catalogue again from the files; operators only."""
+    only_operators(library, asker, "make the catalogue again")
+    sinks = _trees(library, request.sink)
+    if not sinks:
+        raise UsageError("there is no sink of files, from which a catalogue could be made")
+    return _reindex(library, Reindexing(library.settings, sinks[0]).run())
+
+
+def _reindex(
+    library: Library, items: Iterator[Progress | ReindexAnswer]
+) -> Iterator[Progress | ReindexAnswer]:
+    for item in items:
+        if isinstance(item, ReindexAnswer):
+            try:
+                tell_refilled(library, "catalogue", None)
+            except Unavailable as error:
+                # The catalogue is complete; that the journal goes on to advise it does no harm.
+                log.debug("the journal was not told of the new catalogue: %s", error)
+        yield item
+
+
+def tell_refilled(library: Library, consumer: str, since: datetime | None) -> None:
+    """Have the journal know that a consumer gets again what it missed, if it missed anything.
+
+    Args:
+        library: Knows the way to the journal.
+        consumer: The consumer's name.
+        since: Submit time of the oldest job that it gets again; None for all of them.
+
+    Raises:
+        Unavailable: The journal cannot be told now.
+    """
+    reader = JournalReader(library.settings.state_dir)
+    try:
+        missed = any(one.missed for one in reader.consumers() if one.name == consumer)
+    finally:
+        reader.close()
+    if missed and library.refilled is not None:
+        library.refilled(consumer, int(since.timestamp()) if since else 0)
+
+
+def purge(library: Library, asker: Asker, request: PurgeRequest) -> PurgeAnswer:
+    """Order scripts to be forgotten, or say which would be; operators only."""
+    only_operators(library, asker, "purge scripts", request.clusters)
+    if not request.jobs and not request.users:
+        raise UsageError("say whose scripts are to be purged: jobs or users")
+    if request.sink:
+        sinks_called(library, request.sink)
+    when = span(library, request, default=False)
+    wanted = job_filter(request, when, library.scopes(asker, scripts=True))
+    found = list(scripts_of(library, asker, wanted, every=True))
+    lines = tuple(
+        PurgeLine(
+            job=library.line(asker, job, script),
+            script=library.script_line(script, request.sink),
+        )
+        for job, script in found
+    )
+    if request.yes and found:
+        if library.order is None:
+            raise OrderError("nothing can be purged from here: ask the daemon")
+        library.order(_orders(library, asker, request, found))
+    sizes = ((line.script.length or 0) + (line.script.environment_length or 0) for line in lines)
+    return PurgeAnswer(
+        done=request.yes,
+        scripts=lines,
+        total_bytes=sum(sizes),
+        sinks=tuple(sinks_called(library, request.sink)),
+    )
+
+
+def _orders(
+    library: Library, asker: Asker, request: PurgeRequest, found: Sequence[tuple[Job, Script]]
+) -> list[Event]:
+    keys: dict[str, list[str]] = {}
+    for _, script in found:
+        keys.setdefault(script.cluster, []).append(script.key)
+    events = []
+    for cluster, of_cluster in keys.items():
+        for first in range(0, len(of_cluster), _KEYS_AN_EVENT):
+            body = ArchivePurge(
+                script_keys=tuple(of_cluster[first : first + _KEYS_AN_EVENT]),
+                sink=request.sink,
+                asked_by=asker.user or str(asker.uid),
+                reason=request.reason[:_LONGEST_REASON],
+            )
+            events.append(order_event(library, cluster, ARCHIVE_PURGE, body, body.script_keys))
+    return events
+
+
+def order_event(
+    library: Library,
+    cluster: str,
+    kind: str,
+    body: ArchivePurge | ArchiveResend,
+    script_keys: Sequence[str],
+) -> Event:
+    """The event of an order about scripts; each is one of its own, to be given as often as wanted.
+
+    Args:
+        library: Knows the present time.
+        cluster: The scripts' cluster.
+        kind: ``archive.purge`` or ``archive.resend``.
+        body: The order.
+        script_keys: Keys of the scripts.
+    """
+    now = library.now()
+    verb = kind.rpartition(".")[2]
+    digest = hashlib.sha256("\n".join(script_keys).encode()).hexdigest()[:16]
+    return Event(
+        kind=kind,
+        cluster=cluster,
+        key=f"{verb}:{time.time_ns()}:{digest}",
+        at=now,
+        seen_at=now,
+        source=verb,
+        body=body,
+    )
+
+
+def _verify(
+    library: Library, sinks: Sequence[str]
+) -> Iterator[ProblemLine | Progress | VerifyAnswer]:
+    problems = files = total_bytes = 0
+    for sink in sinks:
+        for tree in trees_to_verify(library.settings, sink):
+            so_far = Checked(files=0, total_files=0, total_bytes=0)
+            for item in tree:
+                if isinstance(item, Checked):
+                    so_far = item
+                    yield Progress(done=item.files, total=item.total_files, what="files")
+                    continue
+                problems += 1
+                yield ProblemLine(
+                    sink=sink,
+                    problem=item.kind,
+                    path=item.path,
+                    script_key=item.script_key,
+                    detail=item.detail,
+                )
+            files += so_far.files
+            total_bytes += so_far.total_bytes
+    yield VerifyAnswer(files=files, total_bytes=total_bytes, problems=problems)
+
+
+def sinks_called(library: Library, name: str) -> list[str]:
+    """The sink of that name, or all of them.
+
+    Raises:
+        UsageError: No sink is called so.
+    """
+    names = list(library.settings.archive.sink)
+    if name and name not in names:
+        raise UsageError(f"no sink is called {name!r}; there is {', '.join(names)}", name)
+    return [name] if name else names
+
+
+def _trees(library: Library, name: str) -> list[str]:
+    """The sink of files of that name, or all of them."""
+    trees = library.settings.files_sinks()
+    sinks = [sink for sink in sinks_called(library, name) if sink in trees]
+    if name and not sinks:
+        raise UsageError(f"sink {name!r} is none of files, so nothing can be read there", name)
+    return sinks
+
+
+def only_operators(library: Library, asker: Asker, what: str, clusters: Sequence[str] = ()) -> None:
+    """Let operators pass, of these clusters or of all.
+
+    Raises:
+        OperatorsOnly: The asker is none.
+    """
+    is_operator = (
+        all(library.access.is_operator(asker, cluster) for cluster in clusters)
+        if clusters
+        else library.is_operator(asker)
+    )
+    if not is_operator:
+        raise OperatorsOnly(f"only operators may {what}", asker)
+
+
+_PREFIX = "archive."
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """What a sink says of itself.
+
+    Attributes:
+        cursor: The last event that it put to use or took in.
+        scripts: How many scripts it took in and has not archived yet.
+        since_ns: Since when it has the oldest of them, ns since the epoch.
+    """
+
+    cursor: int = 0
+    scripts: int = 0
+    since_ns: int | None = None
+
+
+def sinks(library: Library, asker: Asker, _request: SinksRequest) -> SinksAnswer:
+    """How each sink stands; operators only."""
+    only_operators(library, asker, "look at the sinks")
+    configured = library.settings.archive.sink
+    reader = JournalReader(library.settings.state_dir)
+    try:
+        known = {
+            one.name.removeprefix(_PREFIX): one
+            for one in reader.consumers()
+            if one.name.startswith(_PREFIX)
+        }
+        names = [*configured, *(name for name in known if name not in configured)]
+        lines = tuple(_line(library, reader, name, known.get(name)) for name in names)
+    finally:
+        reader.close()
+    return SinksAnswer(sinks=lines)
+
+
+def _line(
+    library: Library, reader: JournalReader, name: str, status: ConsumerStatus | None
+) -> SinkLine:
+    of = library.settings.archive.sink.get(name)
+    held = held_by(library.settings, name) if of is not None else Held()
+    # Its own cursor is the truth, but is not moved for what is none of its business.
+    after = max(held.cursor, status.position) if status is not None else held.cursor
+    backlog = reader.backlog(name, after, RemoteSink.kinds)
+    since = [backlog.oldest] if backlog.oldest else []
+    if held.since_ns is not None:
+        since.append(datetime.fromtimestamp(held.since_ns / 1e9, UTC))
+    line = SinkLine(
+        name=name,
+        kind=of.kind if of is not None else "",
+        state="new",
+        backlog=backlog.scripts + held.scripts,
+        behind=backlog.events + held.scripts,
+        oldest_s=max(timedelta(), library.now() - min(since)).total_seconds() if since else None,
+    )
+    if status is None:
+        return line
+    return msgspec.structs.replace(
+        line,
+        state=_state(status, is_configured=of is not None),
+        detail=status.detail,
+        position=status.position,
+        error=status.error,
+        error_at=datetime.fromtimestamp(status.error_at, UTC) if status.error_at else None,
+        rate=status.rate,
+        set_aside=status.dead,
+        missed=status.missed,
+        refill=refill_command(status.name, status.missed_from) if status.missed else "",
+    )
+
+
+def _state(status: ConsumerStatus, *, is_configured: bool) -> State:
+    if not is_configured:
+        return "removed"
+    if status.detached:
+        return "detached"
+    return "running" if status.state == "running" else "waiting"
+
+
+def held_by(settings: Settings, name: str) -> Held:
+    """What the sink of that name says of itself; nothing before it has run."""
+    if isinstance(settings.archive.sink[name], FilesSinkSettings):
+        try:
+            files = FilesRecords(settings, name, reading=True)
+        except Unavailable:
+            return Held()
+        try:
+            ((scripts, since_ns),) = files.query(
+                "SELECT count(*), min(since_ns) FROM script WHERE state = ?", WAITING
+            )
+            return Held(cursor=files.cursor(), scripts=scripts, since_ns=since_ns)
+        finally:
+            files.close()
+    try:
+        remote = RemoteRecords(f"{settings.state_dir}/archive-{name}.db", reading=True)
+    except Unavailable:
+        return Held()
+    try:
+        scripts, since_ns = remote.held()
+        return Held(cursor=remote.cursor(), scripts=scripts, since_ns=since_ns)
+    finally:
+        remote.close()
+
+
+_SCRIPTS_AN_EVENT = 200
+_PURGES_AT_ONCE = 100
+
+Ref = tuple[str, str]
+"""(cluster, key): what identifies a script."""
+
+
+def resend(
+    library: Library, asker: Asker, request: ResendRequest
+) -> Iterator[Progress | ResendAnswer]:
+    """Order a sink to archive scripts again; operators only."""
+    only_operators(library, asker, "have scripts archived again", request.clusters)
+    known = library.settings.archive.sink
+    if not request.sink:
+        raise UsageError(f"say which sink with --sink: {', '.join(known)}")
+    if request.sink == "catalogue" and request.sink not in known:
+        raise UsageError("the catalogue is no sink: 'steward archive reindex' makes it again")
+    sinks_called(library, request.sink)
+    if library.order is None:
+        raise OrderError("nothing can be sent from here: ask the daemon")
+    when = span(library, request, default=False)
+    wanted = job_filter(request, when, library.scopes(asker, scripts=True))
+    reader = JournalReader(library.settings.state_dir)
+    return _resend(library, asker, request, wanted, reader)
+
+
+def _resend(
+    library: Library,
+    asker: Asker,
+    request: ResendRequest,
+    wanted: JobFilter,
+    reader: JournalReader,
+) -> Iterator[Progress | ResendAnswer]:
+    present = _Present(library, request.sink) if request.missing else None
+    orders = _Orders(library, asker, request.sink, reader)
+    found = left_out = 0
+    try:
+        for scripts in _batches(scripts_of(library, asker, wanted, every=True)):
+            lacking = present.without(scripts) if present is not None else scripts
+            orders.send(lacking)
+            found += len(scripts)
+            left_out += len(scripts) - len(lacking)
+            yield Progress(done=found)
+        if _is_everything(request):
+            tell_refilled(library, f"archive.{request.sink}", wanted.since)
+    finally:
+        if present is not None:
+            present.close()
+        reader.close()
+    yield ResendAnswer(
+        sink=request.sink,
+        scripts=orders.scripts,
+        total_bytes=orders.total_bytes,
+        present=left_out,
+    )
+
+
+def _batches(found: Iterable[tuple[Job, Script]]) -> Iterator[list[Script]]:
+    batch: list[Script] = []
+    for _, script in found:
+        batch.append(script)
+        if len(batch) == _SCRIPTS_AN_EVENT:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _is_everything(request: ResendRequest) -> bool:
+    """Whether nothing but a beginning bounds what is sent: then it fills every gap since."""
+    bounds = (request.clusters, request.users, request.accounts, request.partitions)
+    return not any((*bounds, request.jobs, request.names, request.states, request.until))
+
+
+class _Orders:
+    """Appends orders to send again, and takes back what was purged while that was done."""
+
+    def __init__(self, library: Library, asker: Asker, sink: str, reader: JournalReader) -> None:
+        self._library = library
+        self._asked_by = asker.user or str(asker.uid)
+        self._sink = sink
+        self._reader = reader
+        self._purged: set[Ref] = set()
+        # What jobs.db has not heard of yet is read here before jobs.db itself is.
+        self._looked_upto = library.jobs.cursor()
+        self.scripts = 0
+        self.total_bytes = 0
+
+    def send(self, scripts: Sequence[Script]) -> None:
+        """Order the sink to archive these again, but for those that were purged.
+
+        Raises:
+            JournalUnavailable: The daemon does not run.
+        """
+        assert self._library.order is not None, "the caller has looked"
+        self._look_for_purges()
+        left = [script for script in scripts if _ref(script) not in self._purged]
+        if not left:
+            return
+        self._library.order([self._order(*of_cluster) for of_cluster in _by_cluster(left)])
+        # A purge that came in between stands before this order in the journal.
+        self._look_for_purges()
+        late = [script for script in left if _ref(script) in self._purged]
+        for cluster, of_cluster in _by_cluster(late):
+            keys = tuple(script.key for script in of_cluster)
+            body = ArchivePurge(
+                script_keys=keys,
+                sink=self._sink,
+                asked_by=self._asked_by,
+                reason="purged while it was being sent again",
+            )
+            self._library.order([order_event(self._library, cluster, ARCHIVE_PURGE, body, keys)])
+        self.scripts += len(left) - len(late)
+        self.total_bytes += sum(_bytes_of(script) for script in left if script not in late)
+
+    def _order(self, cluster: str, scripts: Sequence[Script]) -> Event:
+        keys = [script.key for script in scripts]
+        owners = self._library.jobs.by_script(keys, cluster)
+        resent = tuple(
+            Resent(
+                script_key=script.key,
+                script=script.body,
+                identity=identity_of(owners[script.key], script.key)
+                if script.key in owners
+                else None,
+            )
+            for script in scripts
+        )
+        body = ArchiveResend(sink=self._sink, scripts=resent, asked_by=self._asked_by)
+        return order_event(self._library, cluster, ARCHIVE_RESEND, body, keys)
+
+    def _look_for_purges(self) -> None:
+        while True:
+            events, upto = self._reader.read(self._looked_upto, {ARCHIVE_PURGE}, _PURGES_AT_ONCE)
+            for event in events:
+                if isinstance(event.body, ArchivePurge) and event.body.sink in {"", self._sink}:
+                    self._purged.update((event.cluster, key) for key in event.body.script_keys)
+            self._looked_upto = upto
+            if len(events) < _PURGES_AT_ONCE:
+                return
+
+
+class _Present:
+    """What a sink is known to have."""
+
+    def __init__(self, library: Library, sink: str) -> None:
+        self._files: FilesReader | None = None
+        self._sent: RemoteRecords | None = None
+        settings = library.settings
+        if sink in settings.files_sinks():
+            self._files = FilesReader(settings, sink)
+            return
+        try:
+            self._sent = RemoteRecords(f"{settings.state_dir}/archive-{sink}.db", reading=True)
+        except Unavailable:
+            # It has not run yet, so it has nothing.
+            self._sent = None
+
+    def without(self, scripts: Sequence[Script]) -> list[Script]:
+        """Those of the scripts that the sink does not have, as far as is known."""
+        if self._files is not None:
+            return [script for script in scripts if not self._is_filed(self._files, script)]
+        if self._sent is None:
+            return list(scripts)
+        rows = self._sent.rows(map(_ref, scripts))
+        had = {
+            ref for ref, row in rows.items() if row.has_bytes or row.state in (AWAITS_IDENTITY, DUE)
+        }
+        had -= {ref for ref, row in rows.items() if row.deleted}
+        return [script for script in scripts if _ref(script) not in had]
+
+    @staticmethod
+    def _is_filed(files: FilesReader, script: Script) -> bool:
+        try:
+            return files.locate(script.key, script.cluster) is not None
+        except SqliteUnavailable:
+            # It has not run yet, so it has nothing; to send again does no harm.
+            return False
+
+    def close(self) -> None:
+        """Let go of the sink's database."""
+        if self._files is not None:
+            self._files.close()
+        if self._sent is not None:
+            self._sent.close()
+
+
+def _ref(script: Script) -> Ref:
+    return script.cluster, script.key
+
+
+def _by_cluster(scripts: Iterable[Script]) -> list[tuple[str, list[Script]]]:
+    found: dict[str, list[Script]] = {}
+    for script in scripts:
+        found.setdefault(script.cluster, []).append(script)
+    return list(found.items())
+
+
+def _bytes_of(script: Script) -> int:
+    kept = (script.body.script, script.body.environment)
+    return sum(one.length for one in kept if one is not None)
