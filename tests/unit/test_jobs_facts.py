@@ -9,8 +9,7 @@ from harness.jobs import record
 from steward.core.events import JOB_END, Event
 from steward.core.moments import micros, moment
 from steward.core.records import JobRecord
-from steward.jobs.facts import RunFacts, merge_runs
-from steward.jobs.seen import blanked
+from steward.jobs.run_merge import RunFacts, blanked, merge_runs
 from steward.slurm.states import FORGOTTEN
 
 SUBMIT_US = micros(at(0))

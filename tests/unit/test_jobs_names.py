@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.core.records import JobRecord
-from steward.jobs.names import MAX_JOB_ID, JobName, JobNameError, display, parse
+from steward.jobs.job_ids import MAX_JOB_ID, JobName, JobNameError, display, parse
 
 IDS = st.integers(1, MAX_JOB_ID)
 INDICES = st.integers(0, 4_000_001)

@@ -11,7 +11,7 @@ from steward.core.errors import UsageError
 from steward.core.records import JobRecord
 from steward.core.sqlite import SqliteUnavailable
 from steward.jobs import Job, JobFilter, JobNameError, Jobs, Position
-from steward.jobs.conditions import name_patterns
+from steward.jobs.filters import name_patterns
 
 DAY_S = 86_400
 

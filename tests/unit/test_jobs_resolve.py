@@ -6,9 +6,9 @@ from harness.events import at
 from harness.jobs import record
 from steward.core.events import JOB_END, Event, JobFacts
 from steward.core.moments import micros
-from steward.jobs.facts import RunFacts
-from steward.jobs.resolve import KeptScript, Resolved, resolve
-from steward.jobs.runs import views
+from steward.jobs.identity import KeptScript, Resolved, resolve
+from steward.jobs.run_merge import RunFacts
+from steward.jobs.run_views import views
 from steward.slurm.states import FORGOTTEN
 
 

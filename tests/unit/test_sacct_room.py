@@ -23,8 +23,8 @@ from steward.core.lines import Line
 from steward.core.sqlite import open_database, transaction
 from steward.extensions.jobacct_plugins.log.packing import write_parquet
 from steward.jobs import database_path
-from steward.jobs.expiring import expire
 from steward.jobs.lines import put_lines
+from steward.jobs.retention import expire
 from steward.jobs.tables import MIGRATIONS
 from steward.slurm.settings import ClusterSettings
 

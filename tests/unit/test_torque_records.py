@@ -13,7 +13,7 @@ from steward.extensions.torque.records import (
     read_fields,
     read_job,
 )
-from steward.jobs.names import MAX_RAW_ID
+from steward.jobs.job_ids import MAX_RAW_ID
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "torque" / "flat"
 DONE = (RECORDED / "completed" / "1021.vm.JB").read_bytes()

@@ -24,7 +24,7 @@ from steward.core.lines import Line
 from steward.core.moments import micros
 from steward.core.records import JobRecord
 from steward.jobs import Job, JobFilter
-from steward.jobs.listing import Array, Listed, ListPlace
+from steward.jobs.queries import Array, Listed, ListPlace
 from steward.slurm.states import FINISHED
 from steward.slurm.times import parse_time, zone_called
 

@@ -10,7 +10,7 @@ import msgspec
 
 from steward.archive.requests import Selection
 from steward.core.actions import Answer, Shape
-from steward.jobs.listing import Order
+from steward.jobs.queries import Order
 
 
 class JobsRequest(Selection, frozen=True, kw_only=True):

@@ -30,7 +30,7 @@ from steward.core.consumers import Append
 from steward.core.events import JOB_SCRIPT, JOB_SEEN, Event, JobFacts, JobScript, Kept, script_key
 from steward.core.incoming import Store, kept_filename
 from steward.core.records import JobRecord
-from steward.jobs.purging import leader_of
+from steward.jobs.retention import leader_of
 
 _COUNT = struct.Struct("=I")
 _NAMED = re.compile(rb"[A-Za-z_][^=\0\n]*=")

@@ -16,7 +16,7 @@ from steward.bank.room import BankAnswer, BankRoom
 from steward.core.access import Asker
 from steward.core.actions import Action, Request
 from steward.core.moments import micros
-from steward.jobs.names import JobNameError, parse
+from steward.jobs.job_ids import JobNameError, parse
 from steward.slurm.times import zone_called
 
 if TYPE_CHECKING:

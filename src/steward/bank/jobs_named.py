@@ -12,7 +12,7 @@ from steward.bank.money import show
 from steward.bank.settling import Pricing, charge_of, leader_of
 from steward.core.errors import Unavailable
 from steward.core.usage import RunFact
-from steward.jobs.names import display
+from steward.jobs.job_ids import display
 from steward.slurm.picture import Picture
 from steward.slurm.states import FINISHED, base_state
 

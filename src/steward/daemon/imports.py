@@ -34,8 +34,8 @@ from steward.core.journal.store import rows_of
 from steward.core.records import JobRecord
 from steward.core.redaction import Redactor, redactor_of
 from steward.core.waiting import Stop
-from steward.jobs.purging import leader_of
-from steward.jobs.resolve import is_prompt
+from steward.jobs.identity import is_prompt
+from steward.jobs.retention import leader_of
 from steward.slurm import Slurm
 from steward.slurm.environment import Environment, read_environment
 from steward.slurm.history import History

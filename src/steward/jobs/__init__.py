@@ -9,23 +9,37 @@ from typing import TYPE_CHECKING
 from steward.core.offered import offered
 
 if TYPE_CHECKING:
-    from steward.jobs.accounts import KeptLaunch
     from steward.jobs.consumer import JobsConsumer
-    from steward.jobs.gaps import Gap
-    from steward.jobs.names import JobName, JobNameError, display, parse
-    from steward.jobs.place import database_path
+    from steward.jobs.filters import Job, JobFilter, Position, Run, ScopeLike, Script, identity_of
+    from steward.jobs.job_ids import JobName, JobNameError, display, parse
     from steward.jobs.queries import Jobs
-    from steward.jobs.records import Job, JobFilter, Position, Run, ScopeLike, Script, identity_of
+    from steward.jobs.run_queries import KeptLaunch
+    from steward.jobs.tables import Gap, database_path
 else:
     __getattr__ = offered(
         __name__,
-        accounts=("KeptLaunch",),
+        run_queries=("KeptLaunch",),
         consumer=("JobsConsumer",),
-        gaps=("Gap",),
-        names=("JobName", "JobNameError", "display", "parse"),
-        place=("database_path",),
+        tables=(
+            "Gap",
+            "database_path",
+        ),
+        job_ids=(
+            "JobName",
+            "JobNameError",
+            "display",
+            "parse",
+        ),
         queries=("Jobs",),
-        records=("Job", "JobFilter", "Position", "Run", "ScopeLike", "Script", "identity_of"),
+        filters=(
+            "Job",
+            "JobFilter",
+            "Position",
+            "Run",
+            "ScopeLike",
+            "Script",
+            "identity_of",
+        ),
     )
 
 __all__ = [

@@ -34,18 +34,15 @@ from steward.core.events import (
 from steward.core.moments import micros
 from steward.core.sqlite import Connection, open_database, transaction, translated
 from steward.core.usage import AccountingExpire, Launch, StepAccounted
-from steward.jobs.adding import add, check, job_id_of
-from steward.jobs.books import Books
-from steward.jobs.expiring import expire, take_out
-from steward.jobs.gaps import put_gap, put_missed
-from steward.jobs.identities import identities
+from steward.jobs.event_intake import add, check, job_id_of
+from steward.jobs.identity import resolve
 from steward.jobs.launches import load_steps, put_accounted
 from steward.jobs.lines import widen
 from steward.jobs.outbox import Outbox
-from steward.jobs.place import database_path
-from steward.jobs.purging import Leaders, forget_scripts
-from steward.jobs.resolve import resolve
-from steward.jobs.tables import MIGRATIONS, Group, known, load
+from steward.jobs.retention import Leaders, expire, forget_scripts, take_out
+from steward.jobs.run_books import Books
+from steward.jobs.run_events import identities
+from steward.jobs.tables import MIGRATIONS, Group, database_path, known, load, put_gap, put_missed
 from steward.jobs.writes import Writes
 
 _CHUNK: Final = 500

@@ -18,9 +18,9 @@ from steward.core.lines import Line
 from steward.core.moments import micros
 from steward.core.sqlite import Connection
 from steward.core.usage import Launch, StepAccounted, StepEnd, StepStart, TasksExited, TaskUsage
-from steward.jobs.resolve import SLACK_US
-from steward.jobs.runs import RunKey, RunView
-from steward.jobs.spent import Spent, sum_up
+from steward.jobs.identity import SLACK_US
+from steward.jobs.lines import Spent, sum_up
+from steward.jobs.run_views import RunKey, RunView
 from steward.slurm.nodelists import NodeListError, expand
 
 LaunchKey = tuple[str, str, int]

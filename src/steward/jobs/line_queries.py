@@ -12,8 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from steward.core.errors import UsageError
-from steward.jobs.records import ScopeLike
-from steward.jobs.scoping import NOTHING, any_of, scoped
+from steward.jobs.filters import NOTHING, ScopeLike, any_of, scoped
 from steward.slurm.states import PENDING, WAITING
 
 HIDDEN_RUN: Final = 0

@@ -13,7 +13,221 @@ import msgspec
 
 from steward.core.lines import FIELDS, Line
 from steward.core.sqlite import Connection
-from steward.jobs.spent import MOST
+from steward.core.usage import StepEnd, StepStart, StepUsage, TaskUsage
+
+MOST: Final = 2**63 - 1
+"""What jobs.db and Parquet can hold: a sum that is more is as much as that."""
+
+Top = tuple[int | None, str, int | None]
+"""A value, the node where it was, and the task; no value where nothing is known."""
+
+
+class Spent(msgspec.Struct, frozen=True, array_like=True):
+    """One launch.
+
+    Attributes:
+        node: NodeName.
+        launched_us: When it was launched, µs since the epoch.
+        ended_us: When it was over, µs; None where nobody said.
+        is_startless: Whether its beginning was never told.
+        name: Of the program.
+        started: How many tasks were to run there; 0 where that is not known.
+        reaped: How many tasks the node saw end, by its own count; 0 where not known.
+        known: How many tasks are known.
+        cpus: CPUs that it might use.
+        memory_bytes: Memory that it might use; None where none is set.
+        status: The highest wait status of a task; None if none is known.
+        user_us: User CPU time of the tasks, µs; None if none is known.
+        system_us: System CPU time likewise.
+        cgroup_us: User and system CPU time of the cgroup, µs, where that had more.
+        min_cpu_us: Least CPU time of a task, and which.
+        max_rss_bytes: Largest peak, and of which task; None if it is not a task's.
+        rss_sum: Sum of the peaks that are known, and how many those are.
+        peak_bytes: Peak of all together; where no cgroup tells, the largest process's, which is
+            the least that it can have been.
+        minor_faults: Page faults without I/O.
+        max_pages: Most page faults with I/O of a task, and which.
+        pages_sum: All of them.
+        max_read: Most bytes that a task read, and which; the tasks' sum; with the cgroup's.
+        max_written: Most bytes that a task wrote, likewise.
+        lost: Lines that the node could not write.
+        uid: Whose it was, as the node told; None where it did not.
+    """
+
+    node: str
+    launched_us: int
+    ended_us: int | None = None
+    is_startless: bool = False
+    name: str = ""
+    started: int = 0
+    reaped: int = 0
+    known: int = 0
+    cpus: int = 0
+    memory_bytes: int | None = None
+    status: int | None = None
+    user_us: int | None = None
+    system_us: int | None = None
+    cgroup_us: tuple[int, int] | None = None
+    min_cpu_us: int | None = None
+    min_cpu_task: int | None = None
+    max_rss_bytes: int | None = None
+    max_rss_task: int | None = None
+    rss_sum: int = 0
+    rss_known: int = 0
+    peak_bytes: int | None = None
+    minor_faults: int | None = None
+    max_pages: int | None = None
+    max_pages_task: int | None = None
+    pages_sum: int = 0
+    max_read: int | None = None
+    max_read_task: int | None = None
+    task_read_sum: int = 0
+    read_bytes: int | None = None
+    max_written: int | None = None
+    max_written_task: int | None = None
+    task_written_sum: int = 0
+    written_bytes: int | None = None
+    lost: int = 0
+    uid: int | None = None
+
+    @property
+    def most_us(self) -> tuple[int | None, int | None]:
+        """User and system CPU time: the cgroup's where that had more, else the tasks'."""
+        return self.cgroup_us or (self.user_us, self.system_us)
+
+    def top(self, name: str) -> tuple[int | None, int | None]:
+        """The largest value of a task, and which task's: `name` is of a maximum, as ``max_rss``."""
+        value = self.max_rss_bytes if name == "max_rss" else getattr(self, name)
+        return value, getattr(self, f"{name}_task")
+
+
+def spent_by(launch: StepUsage) -> Spent:
+    """What a launch used."""
+    return sum_up(
+        launch.node, launch.launched_us, launch.ended_us, launch.start, launch.tasks, launch.end
+    )
+
+
+def sum_up(
+    node: str,
+    launched_us: int,
+    ended_us: int | None,
+    start: StepStart | None,
+    tasks: Sequence[TaskUsage],
+    end: StepEnd | None,
+) -> Spent:
+    """The same, of its parts: what was said at its start, of its tasks, and at its end."""
+    spent = Spent(
+        node=node,
+        launched_us=launched_us,
+        ended_us=ended_us if end is not None else None,
+        is_startless=start is None,
+        name=start.name if start else "",
+        started=start.tasks if start else 0,
+        reaped=end.tasks if end else 0,
+        known=len(tasks),
+        cpus=start.cpus if start else 0,
+        memory_bytes=start.memory_bytes if start else None,
+        lost=end.lost if end else 0,
+        uid=start.uid if start else None,
+    )
+    changes = _of_tasks(tasks) if tasks else {}
+    if end is not None:
+        changes |= _of_node(end, tasks, changes)
+    return msgspec.structs.replace(spent, **changes) if changes else spent
+
+
+def _of_tasks(tasks: Sequence[TaskUsage]) -> dict[str, object]:
+    peaks = [(task.max_rss_bytes, "", task.task) for task in tasks if task.max_rss_bytes]
+    rss, _, rss_task = most(peaks)
+    pages, _, pages_task = most((task.major_faults, "", task.task) for task in tasks)
+    read, _, read_task = most((task.read_bytes, "", task.task) for task in tasks)
+    written, _, written_task = most((task.written_bytes, "", task.task) for task in tasks)
+    cpu, _, cpu_task = least(
+        (total((task.user_us, task.system_us)), "", task.task) for task in tasks
+    )
+    total_read = total(task.read_bytes for task in tasks)
+    total_written = total(task.written_bytes for task in tasks)
+    return {
+        "status": max(task.status for task in tasks),
+        "user_us": total(task.user_us for task in tasks),
+        "system_us": total(task.system_us for task in tasks),
+        "min_cpu_us": cpu,
+        "min_cpu_task": cpu_task,
+        "max_rss_bytes": rss,
+        "max_rss_task": rss_task,
+        "rss_sum": total(peak for peak, _, _ in peaks) or 0,
+        "rss_known": len(peaks),
+        "peak_bytes": rss,
+        "minor_faults": total(task.minor_faults for task in tasks),
+        "max_pages": pages,
+        "max_pages_task": pages_task,
+        "pages_sum": total(task.major_faults for task in tasks),
+        "max_read": read,
+        "max_read_task": read_task,
+        "task_read_sum": total_read,
+        "read_bytes": total_read,
+        "max_written": written,
+        "max_written_task": written_task,
+        "task_written_sum": total_written,
+        "written_bytes": total_written,
+    }
+
+
+def _of_node(
+    end: StepEnd, tasks: Sequence[TaskUsage], found: dict[str, object]
+) -> dict[str, object]:
+    """What the end of the launch adds to its tasks: the node's peak, the cgroup's totals."""
+    changes: dict[str, object] = {}
+    rss = found.get("max_rss_bytes")
+    is_only = end.tasks == 1 and len(tasks) == 1
+    if end.max_rss_bytes is not None and (not isinstance(rss, int) or end.max_rss_bytes > rss):
+        changes["max_rss_bytes"] = end.max_rss_bytes
+        changes["max_rss_task"] = tasks[0].task if is_only else None
+        if is_only:
+            changes["rss_sum"], changes["rss_known"] = end.max_rss_bytes, 1
+    # Without a cgroup it is unknown what all had at once: no less than the largest of them.
+    largest = changes.get("max_rss_bytes", rss)
+    changes["peak_bytes"] = end.peak_bytes if end.peak_bytes is not None else largest
+    if end.cgroup_user_us is not None and end.cgroup_system_us is not None:
+        mine = sum(task.user_us + task.system_us for task in tasks)
+        if end.cgroup_user_us + end.cgroup_system_us > mine:
+            changes["cgroup_us"] = (end.cgroup_user_us, end.cgroup_system_us)
+    for name, theirs in (
+        ("read_bytes", end.cgroup_read_bytes),
+        ("written_bytes", end.cgroup_written_bytes),
+    ):
+        ours = found.get(name)
+        if theirs is not None and (not isinstance(ours, int) or theirs > ours):
+            changes[name] = theirs
+    return changes
+
+
+def most(found: Iterable[Top]) -> Top:
+    """The largest value; of equal ones that of the lowest task, on the first node."""
+    best: Top = (None, "", None)
+    for one in found:
+        if one[0] is not None and (best[0] is None or _order(one) < _order(best)):
+            best = one
+    return best
+
+
+def least(found: Iterable[Top]) -> Top:
+    """The smallest value; of equal ones that of the lowest task, on the first node."""
+    value, node, task = most((None if one[0] is None else -one[0], *one[1:]) for one in found)
+    return (None if value is None else -value), node, task
+
+
+def total(values: Iterable[int | None]) -> int | None:
+    """The sum of what is known, at most :data:`MOST`; None if nothing is."""
+    known = [value for value in values if value is not None]
+    return min(sum(known), MOST) if known else None
+
+
+def _order(one: Top) -> tuple[int, int, str]:
+    value, node, task = one
+    return -(value or 0), -1 if task is None else task, node
+
 
 RUN_RANK: Final = -1_000_000
 """The rank of a run's own line: before all its steps."""

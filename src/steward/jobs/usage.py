@@ -13,8 +13,8 @@ import msgspec
 from steward.core.lines import Line
 from steward.core.moments import micros, micros_or_0
 from steward.core.usage import RunFact, StepUsage
-from steward.jobs.names import display
-from steward.jobs.spent import MOST, Spent, least, most, spent_by, total
+from steward.jobs.job_ids import display
+from steward.jobs.lines import MOST, Spent, least, most, spent_by, total
 from steward.slurm.nodelists import NodeListError, fold
 from steward.slurm.states import base_state
 

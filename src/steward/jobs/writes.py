@@ -9,10 +9,9 @@ import msgspec
 from steward.core.events import JobScript
 from steward.core.moments import micros
 from steward.core.sqlite import Connection
-from steward.jobs.facts import RunFacts
-from steward.jobs.purging import leader_of
-from steward.jobs.resolve import Resolved, whole_second
-from steward.jobs.seen import blanked
+from steward.jobs.identity import Resolved, whole_second
+from steward.jobs.retention import leader_of
+from steward.jobs.run_merge import RunFacts, blanked
 from steward.jobs.tables import OF_NO_JOB, Group, ScriptRow, Told, pack
 
 _JOB_COLUMNS: Final = [

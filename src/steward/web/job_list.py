@@ -14,7 +14,7 @@ from steward.accounting.job_page.wording import exit_word
 from steward.archive.requests import SearchRequest
 from steward.core.errors import UsageError
 from steward.core.printable import safe
-from steward.jobs.listing import Order
+from steward.jobs.queries import Order
 from steward.web import query
 from steward.web.formats import amount, duration, number, percent, size, state, when
 

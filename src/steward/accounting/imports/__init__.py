@@ -16,7 +16,7 @@ from steward.core.lines import Line
 from steward.core.moments import micros, moment
 from steward.core.records import JobRecord
 from steward.core.usage import StepAccounted
-from steward.jobs.facts import IMPORTED
+from steward.jobs.run_merge import IMPORTED
 from steward.slurm.history import rows_of_file
 from steward.slurm.history_rows import NAMED, Row, job_of, step_of
 from steward.slurm.people import People

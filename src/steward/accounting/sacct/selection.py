@@ -12,8 +12,8 @@ from steward.accounting.errors import AccountingUsage
 from steward.accounting.sacct.requests import SacctRequest
 from steward.core.access import Asker, Scope
 from steward.core.moments import micros
+from steward.jobs.job_ids import MAX_JOB_ID, JobNameError, parse
 from steward.jobs.line_queries import MOST_NAMED, LineFilter, Named, Range
-from steward.jobs.names import MAX_JOB_ID, JobNameError, parse
 from steward.slurm.states import in_full
 from steward.slurm.times import parse_time, zone_called
 

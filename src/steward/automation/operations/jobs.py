@@ -12,7 +12,7 @@ from steward.automation.operation import Doing, Operation, Parameters
 from steward.automation.operations.nodes import NodeList
 from steward.bank.errors import BankRefused
 from steward.core.records import JobRecord
-from steward.jobs.names import JobName, parse
+from steward.jobs.job_ids import JobName, parse
 from steward.slurm import WAITING, SlurmError, UnknownJob
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def checked(jobids: Iterable[int | str]) -> list[str]:
     Raises:
         WrongParameters: None is named, or one is no job's id.
     """
-    from steward.jobs.names import JobNameError, parse
+    from steward.jobs.job_ids import JobNameError, parse
 
     names = list(dict.fromkeys(str(one).strip() for one in jobids))
     if not names:

@@ -25,7 +25,7 @@ from steward.core.events import (
 )
 from steward.core.moments import micros, moment
 from steward.core.usage import Launch, NodeGap, NodeJob, StepEnd, StepStart, TasksExited, TaskUsage
-from steward.jobs.names import MAX_JOB_ID
+from steward.jobs.job_ids import MAX_JOB_ID
 
 LARGEST_LINE: Final = 4096
 """Of a line with its newline, in bytes."""

@@ -53,7 +53,7 @@ from steward.extensions.controllers.wire import (
     Row,
     statement,
 )
-from steward.jobs.names import MAX_JOB_ID, MAX_RAW_ID
+from steward.jobs.job_ids import MAX_JOB_ID, MAX_RAW_ID
 from steward.slurm.settings import ClusterSettings
 
 

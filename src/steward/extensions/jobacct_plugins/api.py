@@ -14,7 +14,7 @@ import msgspec
 from steward.accounting.errors import AccountingError, AccountingUnavailable, AccountingUsage
 from steward.core.records import JobRecord
 from steward.core.usage import StepEnd, TaskUsage
-from steward.jobs.names import display
+from steward.jobs.job_ids import display
 
 API_VERSION: Final = 0
 """The version of this interface."""

@@ -29,7 +29,7 @@ from steward.bank.asking_jobs import ExplainRequest
 from steward.core.errors import StewardError, UsageError
 from steward.core.moments import micros, moment
 from steward.core.printable import safe
-from steward.jobs.names import JobNameError, parse
+from steward.jobs.job_ids import JobNameError, parse
 from steward.reports.history.requests import JobEventsRequest
 from steward.slurm.changing import read_comment
 from steward.slurm.states import FINISHED, WAITING

@@ -28,8 +28,8 @@ from steward.extensions.jobacct_plugins.log.files import (
 )
 from steward.extensions.jobacct_plugins.log.reader import Source, records_of
 from steward.extensions.jobacct_plugins.log.state import Keeping, Purge
-from steward.jobs.resolve import PROMPT_US, SLACK_US
-from steward.jobs.seen import PRIVATE
+from steward.jobs.identity import PROMPT_US, SLACK_US
+from steward.jobs.run_merge import PRIVATE
 
 _BLOCK: Final = 8 << 20
 _HELD: Final = (("job", PRIVATE), ("line", PRIVATE), ("start", ("name",)))

@@ -58,8 +58,8 @@ from steward.extensions.jobacct_plugins.log.state import (
     Writer,
     keeping_path,
 )
-from steward.jobs.purging import parsed_key
-from steward.jobs.resolve import PROMPT_US
+from steward.jobs.identity import PROMPT_US
+from steward.jobs.retention import parsed_key
 
 log = logging.getLogger(__name__)
 

@@ -5,20 +5,13 @@ from typing import Final
 import msgspec
 
 from steward.core.consumers import Rejected
-from steward.core.events import (
-    JOB_SEEN,
-    ArchivePurge,
-    Event,
-    JobFacts,
-    JobScript,
-    JobsMissed,
-)
+from steward.core.events import JOB_SEEN, ArchivePurge, Event, JobFacts, JobScript, JobsMissed
 from steward.core.moments import micros
 from steward.core.records import JobRecord
 from steward.core.usage import AccountingExpire, Launch, NodeGap, StepAccounted, TasksExited
-from steward.jobs.facts import RunFacts
+from steward.jobs.job_ids import MAX_JOB_ID, MAX_RAW_ID
 from steward.jobs.launches import LaunchKey, LaunchRow
-from steward.jobs.names import MAX_JOB_ID, MAX_RAW_ID
+from steward.jobs.run_merge import RunFacts
 from steward.jobs.tables import Group, ScriptRow
 from steward.slurm.states import base_state
 

@@ -8,9 +8,8 @@ import msgspec
 from steward.core.moments import micros, micros_or_0, moment
 from steward.core.records import JobRecord
 from steward.core.usage import RunFact
-from steward.jobs.facts import RunFacts, fill_lasting
-from steward.jobs.resolve import SLACK_US, Resolved
-from steward.jobs.seen import REQUEUED, blanked
+from steward.jobs.identity import SLACK_US, Resolved
+from steward.jobs.run_merge import REQUEUED, RunFacts, blanked, fill_lasting
 from steward.slurm.accounting import whole_runs
 from steward.slurm.states import LOST, WAITING, base_state
 

@@ -1,20 +1,224 @@
-"""How a filter becomes SQL: every value bound, every condition one that an index can serve.
-
-However much is asked for, the statement stays small: values go in as one list,
-and what each job must be tried with by itself is limited.
-"""
+"""What jobs.db answers with, and how it is asked: the structs that other rooms build on."""
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from steward.core.errors import UsageError
+from steward.core.events import JobIdentity, JobScript
 from steward.core.moments import micros
-from steward.jobs.names import JobName, parse
-from steward.jobs.records import JobFilter
-from steward.jobs.scoping import any_of, scoped
+from steward.core.records import JobRecord
+from steward.jobs.job_ids import JobName, display, parse
+
+
+class ScopeLike(Protocol):
+    """Whose jobs of one cluster somebody may see; ``steward.core.access.Scope`` is one."""
+
+    @property
+    def everything(self) -> bool:
+        """All of them; the other attributes then do not matter."""
+
+    @property
+    def uid(self) -> int | None:
+        """Those of this uid."""
+
+    @property
+    def user(self) -> str:
+        """Of those only what was submitted under this name; "" for any name."""
+
+    @property
+    def accounts(self) -> frozenset[str]:
+        """Beside these, all that were charged to one of these accounts."""
+
+
+Position = tuple[datetime, int, int]
+"""First submit time, job id and number: submit times are in whole seconds."""
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """One job: (cluster, job id, first submit time), however often it ran.
+
+    Attributes:
+        number: Its row in jobs.db; not lasting, only to be used with the database at hand.
+        cluster: The cluster's name.
+        job_id: The raw id (of an array task: its own).
+        first_submit: Submit time of the first run, UTC; of a job that Slurm has not
+            confirmed, and of one whose first run was never seen, the script's time.
+        verified: Whether Slurm has shown this job. If not, only ``name`` is known, and
+            that is what the environment claims.
+        purged: Whether its script was purged, and its private text with it.
+        ended: Whether its last run is over (and was not requeued).
+        record: The latest that is known. ``user`` is the name that the uid resolved to
+            when the job was first seen; state and times are those of the last run.
+        script_key: Key of the job.script event; of an array task that of its array's
+            script, of a het component that of its leader's. "" if there is none.
+    """
+
+    number: int
+    cluster: str
+    job_id: int
+    first_submit: datetime
+    verified: bool
+    record: JobRecord
+    purged: bool = False
+    ended: bool = False
+    script_key: str = ""
+
+    @property
+    def label(self) -> str:
+        """The job's name as Slurm prints it: 123, 123_7, 123_[1-9%2], 123+1."""
+        return display(self.record)
+
+    @property
+    def position(self) -> "Position":
+        """Where it stands in a list, newest first: what ``Jobs.list`` takes as ``before``."""
+        return self.first_submit, self.job_id, self.number
+
+
+def identity_of(job: Job, script_key: str) -> JobIdentity | None:
+    """What the consumer ``jobs`` has said of a script's job.
+
+    Args:
+        job: The job that the script itself belongs to, see ``Jobs.by_script``.
+        script_key: Key of the job.script event.
+
+    Returns:
+        Whose it is; None while Slurm has not shown the job.
+    """
+    if not job.verified:
+        return None
+    return JobIdentity(
+        script_key=script_key,
+        job_id=job.job_id,
+        first_submit=job.first_submit,
+        record=job.record,
+    )
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """One run of a job: (job, restart count).
+
+    Attributes:
+        restarts: Restart count; 0 for the first run.
+        submit: Its submit time, UTC (a requeue changes it).
+        ended: Whether it is over.
+        record: The latest that is known of this run; its ``end`` is the first that was
+            reported as final.
+        late_end: End time, UTC, of a second end record, as Slurm before 25.11 writes one
+            when a finished job is requeued: recorded, never to be used. None if there is none.
+    """
+
+    restarts: int
+    submit: datetime
+    ended: bool
+    record: JobRecord
+    late_end: datetime | None = None
+
+
+class Script(msgspec.Struct, frozen=True, kw_only=True):
+    """One kept script.
+
+    Attributes:
+        key: Key of the job.script event.
+        cluster: The cluster's name.
+        body: What the event said.
+        job_number: ``Job.number`` of the job that it belongs to.
+    """
+
+    key: str
+    cluster: str
+    body: JobScript
+    job_number: int
+
+
+class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which jobs to list; an empty tuple or None does not restrict.
+
+    Attributes:
+        clusters: Names of clusters.
+        users: Names at submit, or uids in digits.
+        accounts: Accounts, in lower case as Slurm keeps them.
+        partitions: Partitions; a job submitted to several ("a,b") matches each.
+        names: Job names as shell patterns (``*``, ``?``, ``[…]``), case-sensitive.
+        states: States as Slurm spells them ("FAILED"), in any case.
+        jobs: Jobs as Slurm names them ("123" with all tasks of an array and all
+            components of a het job, "123_7", "123+1", a SLUID).
+        since: First submit at this time or later.
+        until: First submit before this time.
+        with_script: Only jobs with (True) or without (False) a script of their own.
+        scopes: Who asks may see these, by cluster; a cluster that is not in it is not
+            shown. None for everything.
+    """
+
+    clusters: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+    states: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
+    since: datetime | None = None
+    until: datetime | None = None
+    with_script: bool | None = None
+    scopes: Mapping[str, ScopeLike] | None = None
+
+
+NOTHING: Final = "1 = 0"
+"""The condition that holds for no row."""
+
+
+class Values(Protocol):
+    """Binds values, in the way of the database that is asked."""
+
+    def bind(self, value: object) -> str:
+        """What stands for a value in the statement."""
+        ...
+
+    def one_of(self, column: str, values: Iterable[object]) -> str:
+        """The condition that a column has one of these values."""
+        ...
+
+
+def scoped(scopes: Mapping[str, ScopeLike], values: Values, table: str = "") -> str:
+    """The condition that a row may be seen.
+
+    Args:
+        scopes: Whose rows may be seen, by cluster; of other clusters none.
+        values: Binds what is compared with.
+        table: Put before each column, with its dot.
+    """
+    parts = []
+    for cluster, scope in scopes.items():
+        here = f"{table}cluster = {values.bind(cluster)}"
+        if scope.everything:
+            parts.append(here)
+            continue
+        mine = []
+        if scope.uid is not None:
+            own = f"{table}uid = {values.bind(scope.uid)}"
+            if scope.user:
+                own = f'({own} AND {table}"user" = {values.bind(scope.user)})'
+            mine.append(own)
+        if scope.accounts:
+            charged = values.one_of(f"{table}account", sorted(scope.accounts))
+            mine.append(f"({table}uid IS NOT NULL AND {charged})")
+        if mine:
+            parts.append(f"({here} AND {any_of(mine)})")
+    return any_of(parts) if parts else NOTHING
+
+
+def any_of(parts: Iterable[str]) -> str:
+    """The condition that one of these holds; there is at least one."""
+    alternatives = list(parts)
+    if len(alternatives) == 1:
+        return alternatives[0]
+    # Halved, not chained: how deep an expression may be is limited.
+    half = len(alternatives) // 2
+    return f"({any_of(alternatives[:half])} OR {any_of(alternatives[half:])})"
+
 
 MOST_PATTERNS: Final = 1000
 """So many patterns of a kind, or names of parts of jobs, a filter may have."""

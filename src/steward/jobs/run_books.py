@@ -16,17 +16,11 @@ from steward.core.lines import Line
 from steward.core.moments import micros
 from steward.core.sqlite import Connection
 from steward.core.usage import RunFact
-from steward.jobs.launches import (
-    LaunchRow,
-    load_accounted,
-    load_launches,
-    put_launches,
-    run_of,
-)
+from steward.jobs.identity import Resolved
+from steward.jobs.launches import LaunchRow, load_accounted, load_launches, put_launches, run_of
 from steward.jobs.lines import drop_lines, put_lines, used_by_steps
-from steward.jobs.resolve import Resolved
-from steward.jobs.runs import RunKey, RunView, views
-from steward.jobs.saying import Sayer, digest
+from steward.jobs.run_events import Sayer, digest
+from steward.jobs.run_views import RunKey, RunView, views
 from steward.jobs.tables import EXPIRED, NO_RUN, Group, Told
 from steward.jobs.usage import add_steps, as_step_of, run_line, step_line_of
 

@@ -1,9 +1,4 @@
-"""What the consumer ``jobs`` says of runs: each start and each end once, and what was wrong of it.
-
-Whether something is news is told by what was said before, which is stored with
-the run. The first word on a matter has a key that names the matter; what
-corrects it has one that also depends on all that was said until then.
-"""
+"""Says whose each kept script is, and again when what an archive keeps of its job changes."""
 
 import hashlib
 from datetime import datetime
@@ -11,23 +6,110 @@ from typing import Final
 
 import msgspec
 
-from steward.core.events import RUN_END, RUN_START, RUN_SUSPEND, STEP_LAUNCH, STEP_USAGE, Event
+from steward.core.events import (
+    JOB_IDENTITY,
+    RUN_END,
+    RUN_START,
+    RUN_SUSPEND,
+    STEP_LAUNCH,
+    STEP_USAGE,
+    Event,
+    JobIdentity,
+)
 from steward.core.moments import micros, micros_or_0, moment
 from steward.core.records import JobRecord
 from steward.core.usage import RunFact, StepUsage
-from steward.jobs.identities import SOURCE
+from steward.jobs.identity import SLACK_US, Resolved
 from steward.jobs.launches import ANNOUNCED, RETRACTED, WITHDRAWN, LaunchRow
-from steward.jobs.resolve import SLACK_US
-from steward.jobs.runs import RunKey, RunView
-from steward.jobs.tables import Group, Told
+from steward.jobs.run_views import RunKey, RunView
+from steward.jobs.tables import Group, Said, Told
+
+SOURCE: Final = "jobs"
+
+# What an archive's manifest holds beside times: when one of these changes, it is said again.
+_LASTING: Final = (
+    "name",
+    "group",
+    "account",
+    "partition",
+    "qos",
+    "batch",
+    "array_job_id",
+    "het_job_id",
+    "time_limit_s",
+    "tres_requested",
+    "submit_host",
+    "submit_line",
+    "command",
+    "work_dir",
+    "stdin",
+    "stdout",
+    "stderr",
+)
+
+_encode = msgspec.json.Encoder().encode
+
+
+def identities(group: Group, job: Resolved, record: JobRecord, now: datetime) -> list[Event]:
+    """The job.identity events that are news for a job's scripts."""
+    lasting = _digest(_encode([getattr(record, field) for field in _LASTING]))
+    last = job.latest
+    end_us = last.end_us if job.is_over else None
+    events = []
+    for script in job.scripts:
+        row = group.scripts[script.key]
+        if row.purged:
+            continue
+        facts = (job.first_submit_us, record.uid, record.user, end_us, lasting)
+        why = _news(row.said, facts)
+        if not why:
+            continue
+        before = row.said.chain if row.said else ""
+        chain = _digest(_encode([before, facts]))
+        row.said = Said(*facts, chain)
+        row.is_dirty = True
+        identity = JobIdentity(
+            script_key=row.key,
+            job_id=group.job_id,
+            first_submit=moment(job.first_submit_us),
+            record=record,
+            why=why,
+        )
+        events.append(
+            Event(
+                kind=JOB_IDENTITY,
+                cluster=group.cluster,
+                key=f"identity:{row.key}:{chain}",
+                at=now,
+                seen_at=now,
+                source=SOURCE,
+                body=identity,
+            )
+        )
+    return events
+
+
+def _news(said: Said | None, facts: tuple[int, int | None, str, int | None, str]) -> str:
+    """Why it must be said (again) whose a script is; "" if nothing is new."""
+    first_submit_us, uid, user, end_us, lasting = facts
+    if said is None or (said.first_submit_us, said.uid) != (first_submit_us, uid):
+        return "bound"
+    if said.user != user:
+        return "renamed"
+    if end_us is not None and said.end_us != end_us:
+        return "ended"
+    return "updated" if said.lasting != lasting else ""
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=12).hexdigest()
+
 
 UNSURE_US: Final = 120_000_000
 """So long a run of which only its absence tells that it ended waits for one who knows when."""
 
 ENDLESS_US: Final = 600_000_000
 """So long, after the run's end and after the last fact, a launch waits for its end."""
-
-_encode = msgspec.json.Encoder().encode
 
 
 def digest(value: object) -> str:

@@ -10,15 +10,14 @@ from steward.core.lines import Line
 from steward.core.moments import micros, moment
 from steward.core.sqlite import Connection, translated
 from steward.core.usage import RunFact, StepUsage
-from steward.jobs.expiring import expirable
-from steward.jobs.gaps import Gap, MissedJob, count_missed, gaps, missed
+from steward.jobs.filters import Job
+from steward.jobs.identity import resolve
 from steward.jobs.launches import COLUMNS as LAUNCH_COLUMNS
 from steward.jobs.launches import launch_of
 from steward.jobs.lines import COLUMNS, line_of
-from steward.jobs.records import Job
-from steward.jobs.resolve import resolve
-from steward.jobs.runs import views
-from steward.jobs.tables import load
+from steward.jobs.retention import expirable
+from steward.jobs.run_views import views
+from steward.jobs.tables import Gap, MissedJob, count_missed, gaps, load, missed
 from steward.slurm.states import LOST
 
 _ALL_TIME: Final = 2**62

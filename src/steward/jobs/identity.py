@@ -12,7 +12,7 @@ import msgspec
 
 from steward.core.moments import micros
 from steward.core.records import JobRecord
-from steward.jobs.facts import RunFacts, merge_runs
+from steward.jobs.run_merge import RunFacts, merge_runs
 from steward.slurm.states import LOST
 
 SLACK_US: Final = 2_000_000
