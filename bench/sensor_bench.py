@@ -18,8 +18,8 @@ from steward.capture.sensor.changes import Shown, compare
 from steward.capture.sensor.sensor import shown_of
 from steward.core.events import NODE_STATE, utc_now
 from steward.sandbox import Sandbox, SandboxSpec
-from steward.slurm import machine_rows
-from steward.slurm.people import People
+from steward.slurm.cluster_records import NodeReader
+from steward.slurm.users import People
 
 INTERVALS_S = (0.5, 1.0)[: scaled(2)]
 KILLS = scaled(8)
@@ -83,7 +83,7 @@ def drained(watching: Watching, number: int) -> float:
 
 def look(count: int) -> None:
     """Print what reading and comparing a picture of many nodes costs us."""
-    reader = machine_rows.NodeReader(People())
+    reader = NodeReader(People())
 
     def picture(out: bytes) -> dict[str, dict[str, Shown]]:
         return {NODE_STATE: {one.node.name: shown_of(one.node) for one in reader.nodes(out)}}

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from steward.bank.estimate import Estimator, parse_options
 from steward.bank.records import Quote, Rate
 from steward.bank.settings import BankSettings
-from steward.slurm.picture import NodeShape, PartitionPicture, Picture
+from steward.slurm.cluster_model import NodeShape, PartitionPicture, Picture
 
 SU = 1_000_000
 NOW = datetime(2026, 3, 2, 12, tzinfo=UTC)

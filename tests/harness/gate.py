@@ -38,7 +38,7 @@ from steward.bank.settings import BankSettings, GateSettings
 from steward.core.config import Settings
 from steward.core.errors import Unavailable
 from steward.core.waiting import Stop
-from steward.slurm.picture import NodeShape, PartitionPicture, Picture
+from steward.slurm.cluster_model import NodeShape, PartitionPicture, Picture
 
 CLUSTER = "c"
 HOUR_MIN = 60

@@ -20,8 +20,8 @@ from steward.core.events import (
 from steward.core.journal.store import JournalUnavailable
 from steward.core.state_facts import NodeState
 from steward.slurm import SlurmDown
-from steward.slurm.machine import Ping
-from steward.slurm.machine_rows import NodeRecord, PartitionRecord, ReservationRecord
+from steward.slurm.cluster import Ping
+from steward.slurm.cluster_records import NodeRecord, PartitionRecord, ReservationRecord
 
 SILENT = "IDLE+NOT_RESPONDING"
 Patch = pytest.MonkeyPatch

@@ -27,7 +27,7 @@ from steward.core.moments import micros
 from steward.core.standings import Standings
 from steward.core.waiting import Stop
 from steward.reports.settings import HistorySettings
-from steward.slurm.picture import NodeShape, PartitionPicture, Picture
+from steward.slurm.cluster_model import NodeShape, PartitionPicture, Picture
 from steward.slurm.settings import ClusterSettings
 
 CLUSTER: Final = "hpc1"

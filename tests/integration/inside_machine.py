@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from steward.slurm import Machine, MachineChanging, SlurmError, Triggers
-from steward.slurm.changing import Changing
+from steward.slurm.job_changes import Changing
 from steward.slurm.settings import ClusterSettings
 
 

@@ -25,7 +25,7 @@ from steward.core.journal import JournalReader
 from steward.core.sqlite import SqliteUnavailable
 from steward.core.state_facts import NodeState
 from steward.sandbox import Sandbox
-from steward.slurm import node_states
+from steward.slurm.node_states import format_node_state, parse_node_state
 
 SYSTEM_PYTHON = "/usr/bin/python3"
 _NAMES = {NODE_STATE: "node", PARTITION_STATE: "partition", RESERVATION_STATE: "reservation"}
@@ -186,7 +186,7 @@ class Watching(Daemon):
             # The first of each: a reason may hold as many more as somebody likes.
             name, state = (re.search(rf"\b{key}=(\S+)", line) for key in ("NodeName", "State"))
             if name and state:
-                states[name[1]] = node_states.shown(*node_states.parse(state[1]))
+                states[name[1]] = format_node_state(*parse_node_state(state[1]))
         return states
 
     def settle(self) -> None:

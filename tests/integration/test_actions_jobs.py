@@ -13,7 +13,7 @@ from submitting import state_of, submit_to, wait_until
 from steward.automation.runner import Runner
 from steward.core.access import Access, Asker
 from steward.core.actions import Registry
-from steward.slurm.changing import Changing
+from steward.slurm.job_changes import Changing
 
 __all__ = ["site"]
 

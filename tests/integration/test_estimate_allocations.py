@@ -19,8 +19,8 @@ from steward.bank.settings import BankSettings
 from steward.bank.using import use_of
 from steward.core.records import JobRecord
 from steward.sandbox import Sandbox
-from steward.slurm.picture import Picture
-from steward.slurm.requests import asked_for
+from steward.slurm.cluster_model import Picture
+from steward.slurm.tres import requested_kinds
 
 # A thousand allocations are some fifteen times 120 of sbatch, each a process on a busy host.
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(2400)]
@@ -125,7 +125,7 @@ def run(cluster: Sandbox, wanted: int, seed: int, median: float = 1.5) -> None:
             allocated += 1
             if any(word.startswith(("--gpus", "--gres")) for word in words):
                 # Without a slurmdbd this alone tells of a job's GPUs.
-                assert asked_for(record), words
+                assert requested_kinds(record), words
             faults += allocating.faults(words, record)
             loose.append(allocating.looseness(words, record))
         assert asked < 30 * wanted, "hardly any request is allocated"

@@ -24,9 +24,9 @@ from steward.bank.settings import BankSettings
 from steward.core.config import Settings
 from steward.core.records import JobRecord
 from steward.sandbox import Sandbox, SandboxSpec
-from steward.slurm.option_table import ALIASES, ALL, FLAGS, OPTIONAL, VALUED
-from steward.slurm.picture import Picture
-from steward.slurm.tres import parse
+from steward.slurm.cluster_model import Picture
+from steward.slurm.sbatch_options import ALIASES, ALL, FLAGS, OPTIONAL, VALUED
+from steward.slurm.tres import parse_tres
 
 pytestmark = [pytest.mark.matrix, pytest.mark.database]
 
@@ -302,7 +302,7 @@ def test_burst_buffers_are_held_as_slurm_bills_them(cluster: Sandbox) -> None:
         }
         # The pool gives whole GiB.
         assert quotes[held]["bb/lua"] == 3 * 1024
-        billing = parse(jobs[job].tres_allocated)["billing"]
+        billing = parse_tres(jobs[job].tres_allocated)["billing"]
         assert billing == 10, "the dearest of CPUs and nodes, and all of the others"
         assert quotes[job]["billing"] == billing
     finally:

@@ -18,7 +18,7 @@ from steward.capture.jobcomp import Told, told
 from steward.core.events import JobFacts
 from steward.core.records import JobRecord
 from steward.sandbox import Sandbox, SandboxSpec
-from steward.slurm.people import People
+from steward.slurm.users import People
 
 # Above what a test waits for at most.
 pytestmark = [pytest.mark.matrix, pytest.mark.timeout(1200)]

@@ -11,7 +11,8 @@ import pytest
 from submitting import state_of, submit_to, wait_until
 
 from steward.sandbox import Sandbox, SandboxSpec
-from steward.slurm import NodeRecord, ReservationRecord, TriggerRecord, node_states
+from steward.slurm import NodeRecord, ReservationRecord, TriggerRecord
+from steward.slurm.node_states import is_available, is_failing
 
 pytestmark = [
     pytest.mark.matrix,
@@ -397,20 +398,20 @@ def test_a_cloud_that_saves_power_is_no_failure(call: Call, machine: Sandbox) ->
     assert {"cloud1", "cloud2"} <= off.keys(), "hidden, but not gone"
     for name in ("cloud1", "cloud2"):
         assert {"CLOUD", "POWERED_DOWN"} <= set(off[name].flags)
-        assert not node_states.is_failing(off[name].state)
-        assert node_states.is_available(off[name].state)
+        assert not is_failing(off[name].state)
+        assert is_available(off[name].state)
         assert nodes_of(call, name)[name].state == off[name].state
     user = next(iter(machine.users))
     job = submit_to(machine, "#!/bin/sh\n", user=user, partition="cloud", output="/dev/null")
     try:
         wait_until(lambda: any("POWERING_UP" in node.flags for node in nodes_of(call).values()))
         booting = [node for node in nodes_of(call).values() if "POWERING_UP" in node.flags]
-        assert not any(node_states.is_failing(node.state) for node in booting)
+        assert not any(is_failing(node.state) for node in booting)
         # It never comes: 22.05 then hides it again, later versions say that it failed.
         wait_until(lambda: all("POWERING_UP" not in node.flags for node in nodes_of(call).values()))
         nodes = nodes_of(call)
         assert {"cloud1", "cloud2"} <= nodes.keys()
-        failed = [node for node in nodes.values() if node_states.is_failing(node.state)]
+        failed = [node for node in nodes.values() if is_failing(node.state)]
         if machine.plan.slurm_version >= "24.11":
             (gone,) = failed
             assert (gone.base, gone.reason) == ("DOWN", "ResumeTimeout reached")

@@ -23,10 +23,17 @@ from steward.core.events import JOB_END, STEP_ACCOUNTED, Event
 from steward.core.records import JobRecord
 from steward.slurm import SlurmError
 from steward.slurm.commands import Commands
-from steward.slurm.history import History, rows_of_file
-from steward.slurm.history_rows import Row, clock_us, job_of, size, step_of
-from steward.slurm.people import People
+from steward.slurm.sacct import (
+    History,
+    Row,
+    job_from_row,
+    parse_clock_us,
+    parse_size,
+    rows_of_file,
+    step_from_row,
+)
 from steward.slurm.settings import ClusterSettings
+from steward.slurm.users import People
 
 DAY = datetime(2026, 11, 20, tzinfo=UTC)
 TIMES = "2026-11-20T10:00:00|2026-11-20T10:00:01|2026-11-20T10:05:00"
@@ -201,10 +208,10 @@ def test_texts_may_hold_anything_but_the_separator_that_nobody_knows(texts: list
 @settings(deadline=None)
 def test_hostile_rows_are_records_or_nothing(columns: dict[str, str]) -> None:
     people = People()
-    record = job_of(columns, people)
+    record = job_from_row(columns, people)
     if record is not None:
         assert record.submit is not None
-    step_of(columns, JobRecord(job_id=1), "c1")
+    step_from_row(columns, JobRecord(job_id=1), "c1")
 
 
 @pytest.mark.parametrize(
@@ -212,7 +219,7 @@ def test_hostile_rows_are_records_or_nothing(columns: dict[str, str]) -> None:
     [("00:00.017", 17_000), ("1-02:03:04", 93_784_000_000), ("02:03", 123_000_000), ("", None)],
 )
 def test_spans(text: str, us: int | None) -> None:
-    assert clock_us(text) == us
+    assert parse_clock_us(text) == us
 
 
 @pytest.mark.parametrize(
@@ -228,7 +235,7 @@ def test_spans(text: str, us: int | None) -> None:
 def test_a_uid_that_does_not_resolve_has_the_name_that_sacct_shows(
     columns: dict[str, str], user: str
 ) -> None:
-    record = job_of({**row(7), "uid": "4000123", **columns}, People())
+    record = job_from_row({**row(7), "uid": "4000123", **columns}, People())
     assert record is not None
     assert record.user == user
 
@@ -245,13 +252,13 @@ def test_a_uid_that_does_not_resolve_has_the_name_that_sacct_shows(
     ],
 )
 def test_memory_is_in_the_unit_that_sacct_prints(plain: str, text: str) -> None:
-    record = job_of({**row(7), "alloctres": plain}, People())
+    record = job_from_row({**row(7), "alloctres": plain}, People())
     assert record is not None
     assert record.tres_allocated == text
 
 
 def test_sizes() -> None:
-    assert [size(text) for text in ("3268608", "1632K", "0.5M", "", "x")] == [
+    assert [parse_size(text) for text in ("3268608", "1632K", "0.5M", "", "x")] == [
         *(3268608, 1632 * 1024, 512 * 1024),
         *(None, None),
     ]

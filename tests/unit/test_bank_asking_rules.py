@@ -18,7 +18,7 @@ from steward.bank.ledger import By, Refusal
 from steward.bank.money import MICRO
 from steward.bank.records import Factor, Hold, Rate
 from steward.core.events import utc_now
-from steward.slurm.picture import NodeShape, Picture
+from steward.slurm.cluster_model import NodeShape, Picture
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ from steward.core.events import (
 from steward.core.looks import COST_FACTOR
 from steward.core.waiting import Stop
 from steward.slurm.client import Slurm
-from steward.slurm.picture import NodeShape, PartitionPicture, Picture
+from steward.slurm.cluster_model import NodeShape, PartitionPicture, Picture
 
 SHAPE = NodeShape(nodes="n[1-64]", count=64, cpus=64, usable_cpus=64, cores=64, memory_mib=65536)
 

@@ -10,7 +10,7 @@ from steward.bank.money import MICRO
 from steward.bank.records import Hold, Quote
 from steward.core.records import JobRecord
 from steward.jobs import Job
-from steward.slurm.changing import name_of
+from steward.slurm.job_changes import name_of
 
 RECORD = JobRecord(
     job_id=7,

@@ -17,7 +17,7 @@ from steward.bank.importing import bank_config, csv_file, sacctmgr
 from steward.bank.importing.plan import Plan, carry_out
 from steward.bank.money import MICRO
 from steward.bank.records import Rate
-from steward.slurm.picture import PartitionPicture, Picture
+from steward.slurm.cluster_model import PartitionPicture, Picture
 
 TABLE = """\
 \ufeffAccount,Parent,Owners,Credit,Draws on parent,User,Limit,Amount,End,Rollover,Note

@@ -14,7 +14,7 @@ from harness.site import ADA, BELA, NOBODY, OWNER, ROOT, Site
 from steward.bank.errors import BankUsage
 from steward.bank.records import ModeRule
 from steward.core.access import Asker
-from steward.slurm.picture import NodeShape, PartitionPicture, Picture
+from steward.slurm.cluster_model import NodeShape, PartitionPicture, Picture
 
 SHAPE = NodeShape(nodes="n[1-64]", count=64, cpus=64, usable_cpus=64, cores=64, memory_mib=65536)
 PICTURE = Picture(

@@ -21,10 +21,9 @@ from steward.bank.settling import Pricing
 from steward.core.events import JOB_END, RUN_END, Event, JobFacts
 from steward.core.moments import micros, micros_or_0
 from steward.slurm.accounting import whole_runs
-from steward.slurm.history import History
-from steward.slurm.history_rows import job_of
-from steward.slurm.people import People
+from steward.slurm.sacct import History, job_from_row
 from steward.slurm.settings import ClusterSettings
+from steward.slurm.users import People
 
 
 @pytest.fixture
@@ -322,7 +321,7 @@ def test_each_size_that_slurmdbd_alone_knows_is_rid_of_its_own_suspended_time(
 
 @pytest.mark.parametrize("source", ["sacct", "slurmdbd"])
 def test_sizes_of_a_run_whose_end_slurmdbd_tells(site: Site, source: str) -> None:
-    rows = [job_of(row, People()) for row in _sizes()]
+    rows = [job_from_row(row, People()) for row in _sizes()]
     records = whole_runs([row for row in rows if row is not None])
     if source == "slurmdbd":
         # An import gives the rows as they are.

@@ -24,7 +24,7 @@ from steward.bank.settling import (
 from steward.core.moments import micros
 from steward.core.records import JobRecord
 from steward.core.usage import RunFact
-from steward.slurm.picture import NodeShape, PartitionPicture, Picture
+from steward.slurm.cluster_model import NodeShape, PartitionPicture, Picture
 
 PRICING = Pricing(
     settings=BankSettings(),

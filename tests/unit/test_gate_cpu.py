@@ -18,7 +18,7 @@ from steward.bank.gate.answering import Answering, Right
 from steward.bank.gate.cpu_limits import USER_NS, CpuLimits
 from steward.bank.gate.shapes import LONGEST_REQUEST, Said, Seen, Submit
 from steward.bank.records import Description
-from steward.slurm.picture import Picture
+from steward.slurm.cluster_model import Picture
 
 _SEED = random.randrange(1 << 30)
 _MOST_MS = 15.0

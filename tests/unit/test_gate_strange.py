@@ -35,7 +35,7 @@ from steward.bank.records import Description, Quote, UserBooks
 from steward.bank.settings import BankPartitionSettings
 from steward.core.sqlite import SqliteError
 from steward.slurm.errors import SlurmError
-from steward.slurm.people import People
+from steward.slurm.users import People
 
 STRANGE = ("node1,", "node1,,node2", "node[1-02]", "node[", "@all", "n[1-999999999]", ",")
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from steward.capture.jobcomp import LineError, end_event, told
 from steward.core.events import JOB_END, decode, encode
 from steward.slurm import ended_state
-from steward.slurm.people import People
+from steward.slurm.users import People
 
 PEOPLE = People()
 # As Slurm 22.05 gave it: a job that failed, one that got another size, one that was requeued.

@@ -18,7 +18,7 @@ from steward.core.events import JOB_END, JOB_SCRIPT, RUN_END, RUN_START, Event, 
 from steward.core.records import JobRecord
 from steward.core.sqlite import open_reader
 from steward.jobs import Jobs
-from steward.slurm.states import FORGOTTEN
+from steward.slurm.job_states import FORGOTTEN
 
 
 @pytest.fixture

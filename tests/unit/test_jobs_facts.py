@@ -10,7 +10,7 @@ from steward.core.events import JOB_END, Event
 from steward.core.moments import micros, moment
 from steward.core.records import JobRecord
 from steward.jobs.run_merge import RunFacts, blanked, merge_runs
-from steward.slurm.states import FORGOTTEN
+from steward.slurm.job_states import FORGOTTEN
 
 SUBMIT_US = micros(at(0))
 

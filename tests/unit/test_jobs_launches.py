@@ -35,7 +35,7 @@ from steward.core.events import (
 from steward.core.sqlite import open_reader
 from steward.core.usage import NodeGap, StepUsage
 from steward.jobs import Jobs
-from steward.slurm.states import LOST
+from steward.slurm.job_states import LOST
 
 __all__ = ["books"]
 

@@ -9,7 +9,7 @@ from steward.core.moments import micros
 from steward.jobs.identity import KeptScript, Resolved, resolve
 from steward.jobs.run_merge import RunFacts
 from steward.jobs.run_views import views
-from steward.slurm.states import FORGOTTEN
+from steward.slurm.job_states import FORGOTTEN
 
 
 def runs(*events: Event) -> list[RunFacts]:

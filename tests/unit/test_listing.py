@@ -16,7 +16,7 @@ from steward.archive.selection import PageError
 from steward.core.access import Asker, Standing
 from steward.core.actions import ActionError
 from steward.core.errors import UsageError
-from steward.slurm.states import StateError
+from steward.slurm.job_states import StateError
 from steward.slurm.times import TimeError
 
 

@@ -19,8 +19,8 @@ from steward.core.config import Settings
 from steward.daemon.consumer_workers import Pusher
 from steward.extensions.mybrc.answers import Affording
 from steward.extensions.mybrc.wire import ApiError
-from steward.slurm.people import People
 from steward.slurm.settings import ClusterSettings
+from steward.slurm.users import People
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Ledger

@@ -19,7 +19,7 @@ from steward.core.config import Settings
 from steward.core.events import RUN_END
 from steward.extensions.mybrc.outbox import KIND, Owners
 from steward.jobs import Jobs
-from steward.slurm.people import People
+from steward.slurm.users import People
 
 FULL = 1000 * HOUR
 

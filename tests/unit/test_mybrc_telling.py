@@ -20,7 +20,7 @@ from steward.core.config import Settings
 from steward.core.events import utc_now
 from steward.extensions.mybrc.answers import Filters, Teller, partitions, users
 from steward.extensions.mybrc.wire import ApiError, JobSent
-from steward.slurm.people import People
+from steward.slurm.users import People
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Ledger

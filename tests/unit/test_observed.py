@@ -10,7 +10,7 @@ from harness.events import NOON
 from steward.capture.observations import Observed
 from steward.core.events import JOB_END, JOB_SEEN, JOB_STATE, Event
 from steward.core.records import JobRecord
-from steward.slurm.states import FORGOTTEN
+from steward.slurm.job_states import FORGOTTEN
 
 LATER = NOON + timedelta(seconds=5)
 JOB = JobRecord(job_id=7, name="ok", uid=1000, state="PENDING", submit=NOON, batch=True)

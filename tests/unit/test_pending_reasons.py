@@ -10,7 +10,7 @@ from steward.accounting.job_page.pending_reasons import Limit, explain, waiting
 from steward.accounting.job_page.requests import Waiting
 from steward.core.records import JobRecord
 from steward.slurm import Pending
-from steward.slurm.pending import parse_limits
+from steward.slurm.pending_jobs import parse_limits
 from steward.slurm.settings import ClusterSettings
 
 LIBRARIES = sorted(

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.slurm import covers
-from steward.slurm.arrays import count, covers_any, without
+from steward.slurm.arrays import count_tasks, covers_any, without_task
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ PARTS = st.tuples(st.integers(0, 20), st.integers(0, 20), st.integers(1, 5)).map
 
 @given(part=PARTS, gone=st.sets(st.integers(0, 45)))
 def test_an_expression_without_some_of_its_tasks(part: str, gone: set[int]) -> None:
-    left = without(f"{part}%3", gone)
+    left = without_task(f"{part}%3", gone)
     tasks = [task for task in range(45) if covers(part, task) and task not in gone]
     assert [task for task in range(45) if covers(left, task)] == tasks
-    assert count(left) == len(tasks)
+    assert count_tasks(left) == len(tasks)

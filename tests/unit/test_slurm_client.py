@@ -13,9 +13,9 @@ from harness.slurm import squeue_row
 from steward.core.access import Standing
 from steward.core.records import JobRecord
 from steward.slurm import MOST_WHOLE, Slurm, SlurmError, SlurmUnavailable, StoredScript
-from steward.slurm.people import People
 from steward.slurm.queue import QueueFormat
 from steward.slurm.settings import ClusterSettings
+from steward.slurm.users import People
 
 FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
 ENDED = JobRecord(job_id=5, submit=NOON, end=NOON.replace(hour=13))

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from harness.events import NOON
 from steward.core.records import JobRecord
-from steward.slurm.job_details import details, extras, named, segments
+from steward.slurm.job_details import extras, job_details, named, segments
 
 FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
 SHOWN = (
@@ -24,7 +24,7 @@ SHOWN = (
 def test_what_four_versions_show_beside_the_record(version: str, job: int) -> None:
     text = segments((FIXTURES / f"scontrol-job-{version}.txt").read_bytes())
     assert len(text) == 4
-    shown = details(
+    shown = job_details(
         JobRecord(job_id=job, name="two-tasks"),
         extras(JobRecord(job_id=job, name="two-tasks"), text),
     )
@@ -44,7 +44,7 @@ def test_what_four_versions_show_beside_the_record(version: str, job: int) -> No
 
 
 def test_names_and_values() -> None:
-    shown = details(
+    shown = job_details(
         JobRecord(
             job_id=214,
             name="array",
@@ -71,15 +71,15 @@ def test_names_and_values() -> None:
     assert (shown["comment"], shown["state_reason"], shown["restart_cnt"]) == (None, "None", 0)
     assert "nice" not in shown
     json.dumps(shown)
-    waiting = details(JobRecord(job_id=208, array_job_id=208, array_task="3-6%2"))
+    waiting = job_details(JobRecord(job_id=208, array_job_id=208, array_task="3-6%2"))
     assert (waiting["array_task_id"], waiting["array_task_str"]) == (None, "3-6%2")
-    alone = details(JobRecord(job_id=1))
+    alone = job_details(JobRecord(job_id=1))
     assert alone["array_job_id"] is alone["het_job_id"] is alone["het_job_offset"] is None
 
 
 def test_every_field_is_there_in_every_case() -> None:
-    quick = details(JobRecord(job_id=1, name="x"))
-    full = details(JobRecord(job_id=1, name="x"), {"Nice": "5"})
+    quick = job_details(JobRecord(job_id=1, name="x"))
+    full = job_details(JobRecord(job_id=1, name="x"), {"Nice": "5"})
     assert quick.keys() < full.keys()
     assert (full["nice"], full["requeue"], full["exc_nodes"]) == (5, None, None)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from steward.slurm.states import PENDING, WAITING, StateError, in_full, selected_states
+from steward.slurm.job_states import PENDING, WAITING, StateError, in_full, selected_states
 
 
 def test_pending_selects_the_flags_that_squeue_shows_in_its_place() -> None:

@@ -6,13 +6,8 @@ from pathlib import Path
 import pytest
 
 from harness.slurm import LINE, Stage
-from steward.slurm import (
-    NodeListError,
-    SlurmError,
-    UnknownJob,
-    UnknownNode,
-    machine_config,
-)
+from steward.slurm import NodeListError, SlurmError, UnknownJob, UnknownNode
+from steward.slurm.cluster import parse_config
 
 FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
 VERSIONS = ["22.05", "24.11", "25.11", "26.05"]
@@ -30,7 +25,7 @@ def stage(tmp_path: Path) -> Stage:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_configuration_of_four_versions(version: str) -> None:
-    shown = machine_config.items((FIXTURES / f"scontrol-config-{version}.txt").read_bytes())
+    shown = parse_config((FIXTURES / f"scontrol-config-{version}.txt").read_bytes())
     assert shown["slurm_version"].startswith(version)
     assert shown["version"] == shown["slurm_version"]
     assert (shown["cluster_name"] != "not-ours", shown["min_job_age"] in (30, 300)) == (True, True)

@@ -18,7 +18,7 @@ from steward.slurm import (
     UnknownReservation,
     WrongUpdate,
 )
-from steward.slurm.machine_changing import node_infos, reason_text, said
+from steward.slurm.cluster_changes import node_infos, reason_text, said
 from steward.slurm.settings import ClusterSettings
 
 STATE = "State=DOWN+DRAIN+NOT_RESPONDING"

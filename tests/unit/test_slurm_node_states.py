@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.slurm import node_states
+from steward.slurm.node_states import (
+    format_node_state,
+    is_available,
+    is_drained,
+    is_failing,
+    is_silent,
+    is_taken,
+    of_list,
+    parse_node_state,
+    saves_power,
+)
 
 FLAGS: Final = (
     *("BLOCKED", "CLOUD", "COMPLETING", "DRAIN", "DYNAMIC_NORM", "EXTERNAL", "FAIL"),
@@ -40,7 +50,7 @@ BASES: Final = ("ALLOCATED", "DOWN", "ERROR", "FUTURE", "IDLE", "MIXED", "UNKNOW
     ],
 )
 def test_spellings(text: str, state: str) -> None:
-    assert node_states.shown(*node_states.parse(text)) == state
+    assert format_node_state(*parse_node_state(text)) == state
 
 
 @pytest.mark.parametrize(
@@ -53,22 +63,22 @@ def test_spellings(text: str, state: str) -> None:
     ],
 )
 def test_lists_of_json(words: list[str], state: str) -> None:
-    assert node_states.shown(*node_states.of_list(words)) == state
+    assert format_node_state(*of_list(words)) == state
 
 
 @given(base=st.sampled_from(BASES), flags=st.sets(st.sampled_from(FLAGS)))
 def test_what_is_shown_is_read_as_the_same(base: str, flags: set[str]) -> None:
-    shown = node_states.shown(base, flags)
-    assert node_states.parse(shown) == (base, tuple(sorted(flags)))
+    shown = format_node_state(base, flags)
+    assert parse_node_state(shown) == (base, tuple(sorted(flags)))
 
 
 @given(st.text())
 def test_any_text_is_some_state(text: str) -> None:
-    base, flags = node_states.parse(text)
+    base, flags = parse_node_state(text)
     assert base in BASES
     assert list(flags) == sorted(set(flags))
-    node_states.is_failing(text)
-    node_states.is_available(text)
+    is_failing(text)
+    is_available(text)
 
 
 @pytest.mark.parametrize(
@@ -101,8 +111,8 @@ def test_any_text_is_some_state(text: str) -> None:
     ],
 )
 def test_what_is_a_failure(state: str, fails: bool, available: bool) -> None:
-    assert node_states.is_failing(state) is fails
-    assert node_states.is_available(state) is available
+    assert is_failing(state) is fails
+    assert is_available(state) is available
 
 
 @pytest.mark.parametrize(
@@ -119,15 +129,15 @@ def test_what_is_a_failure(state: str, fails: bool, available: bool) -> None:
     ],
 )
 def test_what_only_does_not_answer(state: str, silent: bool) -> None:
-    assert node_states.is_silent(state) is silent
+    assert is_silent(state) is silent
 
 
 def test_drained_and_powered_down() -> None:
-    assert node_states.is_drained("ALLOCATED+DRAIN")
-    assert node_states.is_drained("drained*")
-    assert not node_states.is_drained("DOWN")
-    assert node_states.is_taken("DOWN+REBOOT_ISSUED")
-    assert not node_states.is_taken("DOWN+NOT_RESPONDING")
-    assert node_states.saves_power("IDLE+POWERED_DOWN")
-    assert node_states.saves_power("idle#")
-    assert not node_states.saves_power("IDLE+CLOUD")
+    assert is_drained("ALLOCATED+DRAIN")
+    assert is_drained("drained*")
+    assert not is_drained("DOWN")
+    assert is_taken("DOWN+REBOOT_ISSUED")
+    assert not is_taken("DOWN+NOT_RESPONDING")
+    assert saves_power("IDLE+POWERED_DOWN")
+    assert saves_power("idle#")
+    assert not saves_power("IDLE+CLOUD")

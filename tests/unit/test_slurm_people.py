@@ -2,7 +2,7 @@ import pwd
 
 import pytest
 
-from steward.slurm.people import People
+from steward.slurm.users import People
 
 
 def test_names_come_from_the_system() -> None:

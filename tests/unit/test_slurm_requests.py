@@ -9,7 +9,7 @@ from steward.bank.records import Rate
 from steward.bank.uncounted import uncounted
 from steward.bank.using import use_of
 from steward.core.records import JobRecord
-from steward.slurm.requests import asked_for, without
+from steward.slurm.tres import requested_kinds, without_kind
 
 GPU = Rate(number=3, weights={"gres/gpu": SU})
 WAITS = JobRecord(
@@ -138,13 +138,13 @@ def test_what_slurm_does_not_count_is_said() -> None:
 
 def test_requests() -> None:
     record = JobRecord(job_id=1, nodes=2, tasks=3, tres_per_socket="gres/gpu:1", tres_per_job="x")
-    assert asked_for(record, sockets=2) == {"gres/gpu": 4, "gres/x": 1}
-    assert asked_for(JobRecord(job_id=1)) == {}
-    assert without("gres/gpu:2,gres/shard:1", {"gres/gpu"}) == "gres/shard:1"
+    assert requested_kinds(record, sockets=2) == {"gres/gpu": 4, "gres/x": 1}
+    assert requested_kinds(JobRecord(job_id=1)) == {}
+    assert without_kind("gres/gpu:2,gres/shard:1", {"gres/gpu"}) == "gres/shard:1"
 
 
 @given(st.text(max_size=60))
 def test_any_text_is_read(text: str) -> None:
     record = JobRecord(job_id=1, nodes=2, tres_per_node=text)
-    assert all(amount >= 0 for amount in asked_for(record).values())
-    assert len(without(text, {"gres/gpu"})) <= len(text)
+    assert all(amount >= 0 for amount in requested_kinds(record).values())
+    assert len(without_kind(text, {"gres/gpu"})) <= len(text)

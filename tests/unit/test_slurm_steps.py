@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.slurm import steps
+from steward.slurm.cluster import parse_steps
 
 FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
 STEP = (
@@ -27,7 +27,7 @@ def asked(version: str, job: int) -> bytes:
 )
 def test_steps_of_four_versions(version: str, job: int) -> None:
     out = asked(version, job)
-    (found,) = steps.parse(out, job).items()
+    (found,) = parse_steps(out, job).items()
     assert found[0] == str(job)
     assert list(found[1]) == ["batch", "0"]
     batch, first = found[1].values()
@@ -38,18 +38,18 @@ def test_steps_of_four_versions(version: str, job: int) -> None:
     assert first["tres_alloc_str"] == "cpu=2,mem=0,node=1"
     assert isinstance(first["start_time"], int)
     assert first["time_limit"] == "UNLIMITED"
-    assert steps.parse(out, 999) == {}
+    assert parse_steps(out, 999) == {}
 
 
 @pytest.mark.parametrize("version", ["24.11", "25.11", "26.05"])
 def test_steps_of_array_tasks(version: str) -> None:
     out = asked(version, 5)
-    assert {job: list(found) for job, found in steps.parse(out, 5).items()} == {
+    assert {job: list(found) for job, found in parse_steps(out, 5).items()} == {
         "5_1": ["batch"],
         "5_2": ["batch"],
     }
-    assert list(steps.parse(out, 5, task=2)) == ["5_2"]
-    assert steps.parse(out, 5, task=3) == {}
+    assert list(parse_steps(out, 5, task=2)) == ["5_2"]
+    assert parse_steps(out, 5, task=3) == {}
 
 
 def test_components_and_what_waits_for_a_number() -> None:
@@ -59,11 +59,11 @@ def test_components_and_what_waits_for_a_number() -> None:
             STEP.format(job="7+0", step="TDB", name="(null)", network="(null)"),
         )
     )
-    assert {job: list(found) for job, found in steps.parse(text.encode(), 7).items()} == {
+    assert {job: list(found) for job, found in parse_steps(text.encode(), 7).items()} == {
         "7+1": ["0"],
         "7+0": ["TBD"],
     }
-    assert list(steps.parse(text.encode(), 7, offset=1)) == ["7+1"]
+    assert list(parse_steps(text.encode(), 7, offset=1)) == ["7+1"]
 
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.just(
@@ -75,7 +75,7 @@ names = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.just
 def test_no_name_makes_another_jobs_step(name: str) -> None:
     text = STEP.format(job="8", step="0", name=name, network="(null)") + "\n"
     text += STEP.format(job="8", step="1", name="plain", network="(null)") + "\n"
-    found = steps.parse(text.encode("utf-8", "surrogatepass"), 8)
+    found = parse_steps(text.encode("utf-8", "surrogatepass"), 8)
     assert list(found) == ["8"]
     assert list(found["8"]) == ["0", "1"]
     zero = found["8"]["0"]

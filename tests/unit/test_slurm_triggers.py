@@ -17,7 +17,7 @@ from steward.slurm import (
     WrongUpdate,
 )
 from steward.slurm.settings import ClusterSettings
-from steward.slurm.triggers import parse
+from steward.slurm.triggers import parse_triggers
 
 FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
 CONFIG = """AccountingStorageType   = {storage}
@@ -56,7 +56,7 @@ def place(tmp_path: Path) -> Place:
 
 @pytest.mark.parametrize("version", ["22.05", "24.11", "25.11", "26.05"])
 def test_triggers_of_four_versions(version: str) -> None:
-    found = parse((FIXTURES / f"strigger-{version}.txt").read_bytes())
+    found = parse_triggers((FIXTURES / f"strigger-{version}.txt").read_bytes())
     drained = TriggerRecord(
         id=2 if version in ("22.05", "25.11") else 1,
         resource="node",
@@ -83,7 +83,7 @@ def test_rows_of_every_width() -> None:
 garbage
       1 node            * down                                     0 slurm          relative
 """
-    found = {one.id: one for one in parse(out)}
+    found = {one.id: one for one in parse_triggers(out)}
     assert sorted(found) == [2, 12, 110]
     assert (found[12].resource_id, found[12].permanent) == ("node[2-3,5-99]", True)
     assert (found[2].offset_s, found[2].user, found[2].permanent) == (
@@ -97,8 +97,8 @@ garbage
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read(data: bytes) -> None:
-    parse(data)
-    parse(b"      1 node            * down                0 slurm    PERM  /" + data)
+    parse_triggers(data)
+    parse_triggers(b"      1 node            * down                0 slurm    PERM  /" + data)
 
 
 def test_a_trigger_is_set_and_found_again(place: Place) -> None:

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.slurm import values
+from steward.slurm.values import (
+    decode_text,
+    parse_exit_status,
+    parse_moment,
+    parse_number,
+    parse_seconds,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,13 +29,13 @@ from steward.slurm import values
     ],
 )
 def test_time_limits_are_seconds(raw: str, expected: int | None) -> None:
-    assert values.seconds(raw) == expected
+    assert parse_seconds(raw) == expected
 
 
 def test_times_are_aware_and_in_utc() -> None:
-    assert values.moment("2026-11-21T09:54:21") == datetime(2026, 11, 21, 9, 54, 21, tzinfo=UTC)
+    assert parse_moment("2026-11-21T09:54:21") == datetime(2026, 11, 21, 9, 54, 21, tzinfo=UTC)
     for nothing in ("N/A", "Unknown", "None", "(null)", "", "yesterday"):
-        assert values.moment(nothing) is None
+        assert parse_moment(nothing) is None
 
 
 @pytest.mark.parametrize(
@@ -46,21 +52,21 @@ def test_times_are_aware_and_in_utc() -> None:
     ],
 )
 def test_exit_status_of_every_version(raw: str, expected: tuple[int, int] | None) -> None:
-    assert values.exit_status(raw) == expected
+    assert parse_exit_status(raw) == expected
 
 
 def test_counts() -> None:
-    assert values.number("4") == 4
-    assert values.number("1-4") == 1
+    assert parse_number("4") == 4
+    assert parse_number("1-4") == 1
     for none in ("", "N/A", "-1", "²", "٣", "1" * 19):
-        assert values.number(none) is None
+        assert parse_number(none) is None
 
 
 @given(st.binary())
 def test_every_text_can_be_written_as_utf_8(raw: bytes) -> None:
-    values.text(raw).encode()
+    decode_text(raw).encode()
 
 
 def test_bytes_that_are_not_utf_8_stay_visible() -> None:
-    assert values.text(b"caf\xe9") == "caf\\xe9"
-    assert values.text(b"(null)") == ""
+    assert decode_text(b"caf\xe9") == "caf\\xe9"
+    assert decode_text(b"(null)") == ""

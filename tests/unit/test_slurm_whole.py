@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 
 from harness.events import NOON
 from steward.core.records import JobRecord
-from steward.slurm import whole
 from steward.slurm.errors import SlurmError
-from steward.slurm.people import People
-from steward.slurm.queue import QueueFormat, parse
+from steward.slurm.queue import QueueFormat, completed_by_json, completed_by_text, parse_queue
+from steward.slurm.users import People
 
 FIXTURES = Path(__file__).parent / "fixtures" / "slurm"
 OFFERED = {"22.05": (), "24.11": (), "26.05": ("sluid", "exclusive")}
@@ -22,7 +21,7 @@ EXTRAS = (
 
 def squeued(version: str, name: str) -> JobRecord:
     out = (FIXTURES / f"squeue-{version}.out").read_bytes()
-    records, _, _ = parse(QueueFormat(OFFERED[version], "abcdefghijkl"), out, People(), {})
+    records, _, _ = parse_queue(QueueFormat(OFFERED[version], "abcdefghijkl"), out, People(), {})
     return next(record for record in records if record.name.startswith(name))
 
 
@@ -35,7 +34,7 @@ def facts(record: JobRecord) -> dict[str, object]:
 def test_text_adds_files_with_their_patterns_filled_in(version: str) -> None:
     record = squeued(version, "caf")
     out = (FIXTURES / f"scontrol-files-{version}.txt").read_bytes()
-    (told,) = whole.completed_by_text([record], out)
+    (told,) = completed_by_text([record], out)
     assert facts(told) == facts(record)
     assert (told.stdout, told.stdin) == ("/tmp/o u\nt", "/dev/null")
     assert told.tres_requested == "cpu=1,mem=100M,node=1,billing=1"
@@ -45,7 +44,7 @@ def test_text_adds_files_with_their_patterns_filled_in(version: str) -> None:
 def test_json_adds_the_same(version: str) -> None:
     record = squeued(version, "caf")
     out = (FIXTURES / f"scontrol-files-{version}.json").read_bytes()
-    (told,) = whole.completed_by_json([record], out)
+    (told,) = completed_by_json([record], out)
     assert facts(told) == facts(record)
     assert (told.stdout, told.stdin) == ("/tmp/o u\nt", "/dev/null")
     assert told.tres_requested == "cpu=1,mem=100M,node=1,billing=1"
@@ -55,7 +54,7 @@ def test_json_adds_the_same(version: str) -> None:
 def test_the_submit_line_of_26_05(form: str) -> None:
     record = squeued("26.05", "evil")
     out = (FIXTURES / f"scontrol-evil-26.05.{form}").read_bytes()
-    complete = whole.completed_by_text if form == "txt" else whole.completed_by_json
+    complete = completed_by_text if form == "txt" else completed_by_json
     (told,) = complete([record], out)
     assert told.submit_line.startswith("sbatch --parsable -D /tmp --uid 65534 -J evil\nJobId=1 ")
     assert told.submit_line.endswith("-o /dev/null --wrap sleep 100")
@@ -67,7 +66,7 @@ def test_the_submit_line_of_26_05(form: str) -> None:
 def test_hostile_names_change_nothing(version: str) -> None:
     record = squeued(version, "evil")
     out = (FIXTURES / f"scontrol-evil-{version}.txt").read_bytes()
-    (told,) = whole.completed_by_text([record], out)
+    (told,) = completed_by_text([record], out)
     assert facts(told) == facts(record)
     assert told.stdout == "/dev/null"
 
@@ -76,9 +75,9 @@ def test_json_of_another_user_or_job_is_not_taken() -> None:
     record = squeued("26.05", "evil")
     out = (FIXTURES / "scontrol-evil-26.05.json").read_bytes()
     other = JobRecord(job_id=record.job_id, uid=1)
-    assert whole.completed_by_json([other], out) == [other]
+    assert completed_by_json([other], out) == [other]
     gone = JobRecord(job_id=1, uid=65534)
-    assert whole.completed_by_json([gone], out) == [gone]
+    assert completed_by_json([gone], out) == [gone]
 
 
 SUSPENDED = (
@@ -94,11 +93,11 @@ def test_when_a_job_was_suspended() -> None:
     said = SUSPENDED.format(
         account="a", at="2026-03-01T12:01:00", before=20, resized="ResizeTime=2026-03-01T12:00:30 "
     )
-    (told,) = whole.completed_by_text([record], said.encode())
+    (told,) = completed_by_text([record], said.encode())
     assert (told.suspended_at, told.suspended_s) == (NOON + timedelta(minutes=1), 40)
     assert told.resized_at == NOON + timedelta(seconds=30)
     said = SUSPENDED.format(account="a", at="None", before=0, resized="")
-    (told,) = whole.completed_by_text([record], said.encode())
+    (told,) = completed_by_text([record], said.encode())
     assert (told.suspended_at, told.suspended_s) == (None, None)
 
 
@@ -107,7 +106,7 @@ def test_nobody_writes_himself_a_suspension() -> None:
     forged = "b SuspendTime=2026-03-01T12:30:00 SecsPreSuspend=1 LastSchedEval=N/A"
     forged += " AccrueTime=x ResizeTime=2026-03-01T12:30:00 StartTime=x"
     said = SUSPENDED.format(account=forged, at="None", before=0, resized="")
-    (told,) = whole.completed_by_text([record], said.encode())
+    (told,) = completed_by_text([record], said.encode())
     assert (told.suspended_at, told.suspended_s, told.resized_at) == (None, None, None)
 
 
@@ -117,15 +116,15 @@ def test_the_suspension_in_json() -> None:
     number = '{{"set": true, "infinite": false, "number": {}}}'
     job = f'"job_id": 3, "user_id": 1, "tres_req_str": "", "pre_sus_time": {number.format(20)}'
     said = f'{{"jobs": [{{{job}, "suspend_time": {number.format(at)}}}]}}'
-    (told,) = whole.completed_by_json([record], said.encode())
+    (told,) = completed_by_json([record], said.encode())
     assert (told.suspended_at, told.suspended_s) == (NOON + timedelta(minutes=1), 40)
-    (told,) = whole.completed_by_json([record], f'{{"jobs": [{{{job}}}]}}'.encode())
+    (told,) = completed_by_json([record], f'{{"jobs": [{{{job}}}]}}'.encode())
     assert (told.suspended_at, told.suspended_s) == (None, None)
 
 
 def test_json_that_is_none() -> None:
     with pytest.raises(SlurmError, match="not understood"):
-        whole.completed_by_json([], b"error: no serializer")
+        completed_by_json([], b"error: no serializer")
 
 
 @given(st.binary(max_size=600), st.text(max_size=40))
@@ -133,11 +132,11 @@ def test_any_text_leaves_identity_alone(out: bytes, name: str) -> None:
     record = JobRecord(job_id=3, uid=1000, name=name, work_dir="/w")
     prefix = f"JobId=3 JobName={name} UserId=".encode("utf-8", "replace")
     for text in (out, prefix + out, prefix + b" Command=(null) " + out + b" WorkDir=/w" + out):
-        (told,) = whole.completed_by_text([record], text)
+        (told,) = completed_by_text([record], text)
         assert facts(told) == facts(record)
 
 
 def test_json_that_does_not_show_what_was_requested_is_not_taken() -> None:
     record = JobRecord(job_id=3, uid=1)
     with pytest.raises(SlurmError, match="tres_req_str"):
-        whole.completed_by_json([record], b'{"jobs": [{"job_id": 3, "user_id": 1}]}')
+        completed_by_json([record], b'{"jobs": [{"job_id": 3, "user_id": 1}]}')

@@ -19,7 +19,7 @@ from steward.core.events import (
 from steward.core.journal.store import JournalUnavailable
 from steward.core.leaving import left
 from steward.core.state_facts import NodesNow, nodes_now_path
-from steward.slurm.machine import Ping
+from steward.slurm.cluster import Ping
 
 __all__ = ["site"]
 

@@ -10,7 +10,7 @@ from steward.capture.sensor.changes import Change, NodeShown, compare
 from steward.capture.sensor.sensor import shown_of
 from steward.core.events import NODE_STATE, Event
 from steward.core.state_facts import NodeState
-from steward.slurm.machine_rows import NodeRecord, powered_down
+from steward.slurm.cluster_records import NodeRecord, powered_down
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 

@@ -15,7 +15,7 @@ from steward.core.events import NODE_STATE, Event, encode
 from steward.core.state_facts import NodeState
 from steward.extensions.controllers.admission import Admitting
 from steward.extensions.controllers.wire import Row
-from steward.slurm.machine_rows import ReservationRecord
+from steward.slurm.cluster_records import ReservationRecord
 
 
 def no_store() -> Any:

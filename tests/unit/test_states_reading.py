@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from harness.slurm import LINE
-from steward.slurm import machine_rows
-from steward.slurm.machine_rows import NodeReader, Shown
-from steward.slurm.people import People
+from steward.slurm import cluster_records
+from steward.slurm.cluster_records import NodeReader, Shown
+from steward.slurm.users import People
 
 ROOTS = People()
 TEXTS = [
@@ -42,7 +42,7 @@ def test_what_is_known_reads_as_what_is_new(seed: int) -> None:
             texts.pop(chance.choice(sorted(texts)))
             texts[f"m{chance.randrange(100)}"] = ""
         out = "\n".join(LINE.format(name=name) + text for name, text in texts.items()).encode()
-        assert reader.nodes(out) == lean(machine_rows.nodes(out, ROOTS))
+        assert reader.nodes(out) == lean(cluster_records.nodes(out, ROOTS))
 
 
 def test_a_name_that_nobody_knew_is_looked_up_again() -> None:

@@ -12,7 +12,7 @@ from steward.core.events import (
     RESERVATION_STATE,
     utc_now,
 )
-from steward.slurm.machine_rows import ReservationRecord
+from steward.slurm.cluster_records import ReservationRecord
 
 __all__ = ["site"]
 

@@ -12,7 +12,7 @@ from steward.core.events import utc_now
 from steward.core.records import JobRecord
 from steward.core.redaction import REDACTED
 from steward.jobs import Job
-from steward.slurm.option_table import ALL
+from steward.slurm.sbatch_options import ALL
 
 SCRIPT = b"#!/bin/sh\ntrue\n"
 WRAPPED = b"#!/bin/sh\n# This script was created by sbatch --wrap.\n\n%s\n\n"

@@ -25,7 +25,7 @@ from steward.core.moments import micros
 from steward.core.records import JobRecord
 from steward.jobs import Job, JobFilter
 from steward.jobs.queries import Array, Listed, ListPlace
-from steward.slurm.states import FINISHED
+from steward.slurm.job_states import FINISHED
 from steward.slurm.times import parse_time, zone_called
 
 MOST_ROWS: Final = 1000

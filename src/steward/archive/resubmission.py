@@ -18,8 +18,8 @@ from steward.core.errors import UsageError
 from steward.core.records import JobRecord
 from steward.core.redaction import REDACTED
 from steward.jobs import Job
-from steward.slurm import tres
 from steward.slurm.environment import entries_of
+from steward.slurm.tres import parse_tres
 
 _WORD: Final = re.compile(rf"(?:{re.escape(REDACTED.decode())}|[^ ])+")
 _WRAPPED: Final = b"# This script was created by sbatch --wrap.\n\n"
@@ -127,7 +127,7 @@ class _Reading:
 
     def _option(self, at: int, end: int) -> int:
         """Read the options of one word; returns the place of the next."""
-        from steward.slurm.option_table import VALUED, full_name, letters
+        from steward.slurm.sbatch_options import VALUED, full_name, letters
 
         match = self._words[at]
         word, after = match[0], at + 1
@@ -171,7 +171,7 @@ class _Reading:
         return after
 
     def _begins_option(self, at: int) -> bool:
-        from steward.slurm.option_table import full_name, letters
+        from steward.slurm.sbatch_options import full_name, letters
 
         word = self._words[at][0]
         if word == ":":
@@ -399,10 +399,10 @@ def _cpus_per_task(record: JobRecord) -> str:
 
 def _memory(record: JobRecord) -> dict[str, str]:
     """Memory, which Slurm shows as a total, as the option that asks for the same total."""
-    mib, nodes = tres.parse(record.tres_requested).get("mem", 0), record.nodes or 1
+    mib, nodes = parse_tres(record.tres_requested).get("mem", 0), record.nodes or 1
     if not mib or record.mem_per_tres:
         return {}
-    cpus = tres.parse(record.tres_requested).get("cpu", 0)
+    cpus = parse_tres(record.tres_requested).get("cpu", 0)
     if mib % nodes and cpus and not mib % cpus:
         return {"mem-per-cpu": f"{mib // cpus}M"}
     return {"mem": f"{-(-mib // nodes)}M"}
@@ -419,7 +419,7 @@ def _devices(record: JobRecord) -> dict[str, str]:
         "mem-per-gpu": _kinds(record.mem_per_tres),
     }
     if not any(found.values()):
-        total = tres.parse(record.tres_requested).get("gres/gpu", 0)
+        total = parse_tres(record.tres_requested).get("gres/gpu", 0)
         found["gpus"] = str(total) if total else ""
     return found
 

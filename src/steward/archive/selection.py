@@ -14,7 +14,7 @@ from steward.core.access import Asker, Scope
 from steward.core.errors import UsageError
 from steward.jobs import Job, JobFilter, Position
 from steward.jobs.filters import name_patterns
-from steward.slurm.states import selected_states
+from steward.slurm.job_states import selected_states
 from steward.slurm.times import parse_time, zone_called
 
 DEFAULT_DAYS: Final = 7

@@ -13,10 +13,10 @@ from steward.automation.errors import NotYours
 from steward.automation.operation import Doing
 from steward.core.errors import UsageError
 from steward.core.printable import safe
-from steward.slurm.machine_changing import reason_text
+from steward.slurm.cluster_changes import reason_text
 
 if TYPE_CHECKING:
-    from steward.slurm.machine_rows import NodeRecord
+    from steward.slurm.cluster_records import NodeRecord
 
 
 _SIGNED: Final = re.compile(r"\(steward: ([^()]*)\)\s*\Z")

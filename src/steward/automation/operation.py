@@ -21,9 +21,9 @@ from steward.slurm.settings import ClusterSettings
 
 if TYPE_CHECKING:
     from steward.slurm import Slurm
-    from steward.slurm.changing import Changing
-    from steward.slurm.machine import Machine
-    from steward.slurm.machine_changing import MachineChanging
+    from steward.slurm.cluster import Machine
+    from steward.slurm.cluster_changes import MachineChanging
+    from steward.slurm.job_changes import Changing
     from steward.slurm.triggers import Triggers
 
 

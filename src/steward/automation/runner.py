@@ -30,9 +30,9 @@ from steward.slurm.settings import ClusterSettings
 
 if TYPE_CHECKING:
     from steward.slurm import Slurm
-    from steward.slurm.changing import Changing
-    from steward.slurm.machine import Machine
-    from steward.slurm.machine_changing import MachineChanging
+    from steward.slurm.cluster import Machine
+    from steward.slurm.cluster_changes import MachineChanging
+    from steward.slurm.job_changes import Changing
     from steward.slurm.triggers import Triggers
 
 
@@ -103,21 +103,21 @@ class Work:
     @cached_property
     def machine(self) -> "Machine":
         """Its nodes, partitions, reservations and jobs as Slurm shows them."""
-        from steward.slurm.machine import Machine
+        from steward.slurm.cluster import Machine
 
         return Machine(self.cluster, self.cluster_settings)
 
     @cached_property
     def changing(self) -> "MachineChanging":
         """What changes nodes, partitions and reservations."""
-        from steward.slurm.machine_changing import MachineChanging
+        from steward.slurm.cluster_changes import MachineChanging
 
         return MachineChanging(self.cluster, self.cluster_settings)
 
     @cached_property
     def jobs(self) -> "Changing":
         """What changes jobs."""
-        from steward.slurm.changing import Changing
+        from steward.slurm.job_changes import Changing
 
         return Changing(self.cluster, self.cluster_settings)
 

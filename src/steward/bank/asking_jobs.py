@@ -20,7 +20,7 @@ from steward.jobs.job_ids import JobNameError, parse
 from steward.slurm.times import zone_called
 
 if TYPE_CHECKING:
-    from steward.slurm.picture import Picture
+    from steward.slurm.cluster_model import Picture
 
 log = logging.getLogger(__name__)
 
@@ -314,7 +314,7 @@ def _verdict(
 
 def _picture(room: BankRoom, kept: str, cluster: str) -> "Picture":
     """What the estimate needs of a cluster, as the daemon saw it last; else its Slurm is asked."""
-    from steward.slurm.picture import Picture
+    from steward.slurm.cluster_model import Picture
 
     if kept:
         return msgspec.json.decode(kept, type=Picture)

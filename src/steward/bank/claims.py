@@ -11,8 +11,8 @@ from steward.bank.records import Description
 from steward.core.moments import micros, micros_or_0
 from steward.core.records import JobRecord
 from steward.jobs import Job
-from steward.slurm.arrays import without
-from steward.slurm.states import base_state
+from steward.slurm.arrays import without_task
+from steward.slurm.job_states import base_state
 
 STARTED: Final = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STAGE_OUT"})
 """States of jobs that have their resources."""
@@ -97,7 +97,7 @@ def tasks_of(jobs: Sequence[Job]) -> str:
     shown = {job.record.array_task.partition("%")[0] for job in jobs} - {""}
     # The row that waits may still name tasks that have rows of their own by now.
     single = {int(one) for one in shown if one.isdecimal() and len(one) < _LONG_INDEX}
-    waiting = sorted(without(one, single) for one in shown if not one.isdecimal())
+    waiting = sorted(without_task(one, single) for one in shown if not one.isdecimal())
     parts = [*map(str, sorted(single)), *filter(None, waiting)]
     text = ",".join(parts).replace(CUT_OFF, "").strip(",") or "0"
     return f"{text}%{min(limits)}" if limits else text

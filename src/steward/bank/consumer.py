@@ -49,7 +49,7 @@ from steward.core.events import (
 from steward.core.moments import micros, micros_or_0, moment
 from steward.core.records import JobRecord
 from steward.core.usage import RunFact
-from steward.slurm.states import FINISHED, base_state
+from steward.slurm.job_states import FINISHED, base_state
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Ledger, Transaction

@@ -38,9 +38,9 @@ from steward.core.records import JobRecord
 from steward.core.sqlite import SqliteUnavailable
 from steward.jobs import Job, Jobs, database_path
 from steward.slurm import tres
-from steward.slurm.arrays import count
-from steward.slurm.requests import asked_for, kind_of
-from steward.slurm.states import base_state
+from steward.slurm.arrays import count_tasks
+from steward.slurm.job_states import base_state
+from steward.slurm.tres import kind_of, parse_tres, requested_kinds
 
 if TYPE_CHECKING:
     from steward.bank.live import Live
@@ -378,11 +378,11 @@ def needs(record: JobRecord, hold: Hold | None, now: datetime) -> bool:
 
 def _is_larger(record: JobRecord, quote: Quote) -> bool:
     """Whether it has, or asks for, more of anything than was reckoned with."""
-    shown = tres.parse(record.tres_allocated) or tres.parse(record.tres_requested)
+    shown = parse_tres(record.tres_allocated) or parse_tres(record.tres_requested)
     counted = {"cpu": record.cpus or 0, "node": record.nodes or 0, "mem": shown.get("mem", 0)}
     if any(asked > quote.tres[name] for name, asked in counted.items() if quote.tres.get(name)):
         return True
-    asked = asked_for(record)
+    asked = requested_kinds(record)
     extras = tres.licenses(record.licenses) | {n: count for n, count in asked.items() if ":" in n}
     extras |= {name: amount for name, amount in shown.items() if name.startswith("bb/")}
     for amounts in (shown, asked):
@@ -418,7 +418,9 @@ def is_too_large(hold: Hold, jobs: Sequence[Job], policy: str) -> bool:
     """Whether an array's hold covers tasks that are gone: cancelled one by one."""
     if not hold.quote or hold.quote.tasks <= 1 or policy != "full":
         return False
-    return not _is_cut_off(jobs) and hold.remaining > count(tasks_of(jobs)) * hold.quote.per_task
+    return (
+        not _is_cut_off(jobs) and hold.remaining > count_tasks(tasks_of(jobs)) * hold.quote.per_task
+    )
 
 
 def _is_cut_off(jobs: Sequence[Job]) -> bool:

@@ -13,8 +13,8 @@ from steward.bank.settling import Pricing, charge_of, leader_of
 from steward.core.errors import Unavailable
 from steward.core.usage import RunFact
 from steward.jobs.job_ids import display
-from steward.slurm.picture import Picture
-from steward.slurm.states import FINISHED, base_state
+from steward.slurm.cluster_model import Picture
+from steward.slurm.job_states import FINISHED, base_state
 
 if TYPE_CHECKING:
     from steward.bank.ledger import ChargeRow

@@ -22,8 +22,8 @@ from steward.bank.uncounted import uncounted
 from steward.core.config import Settings
 from steward.core.looks import COST_FACTOR
 from steward.slurm.client import Slurm
+from steward.slurm.cluster_model import Picture
 from steward.slurm.errors import SlurmError
-from steward.slurm.picture import Picture
 
 if TYPE_CHECKING:
     from steward.bank.ledger.asides import Lease

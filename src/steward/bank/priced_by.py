@@ -11,8 +11,8 @@ from typing import Final
 from steward.bank.records import Charge
 from steward.core.moments import micros, micros_or_0
 from steward.core.usage import RunFact
-from steward.slurm import tres
-from steward.slurm.states import base_state
+from steward.slurm.job_states import base_state
+from steward.slurm.tres import parse_tres
 
 _BYTES: Final = 9
 
@@ -28,7 +28,7 @@ def facts_of(fact: RunFact, begin: datetime, end: datetime, paid: int) -> str:
     """
     record = fact.record
     given = (
-        sorted(tres.parse(record.tres_allocated).items()),
+        sorted(parse_tres(record.tres_allocated).items()),
         record.cpus or 0,
         record.nodelist,
         record.licenses,

@@ -26,10 +26,9 @@ from steward.core.records import JobRecord
 from steward.core.usage import RunFact
 from steward.jobs import Jobs
 from steward.slurm.accounting import whole_runs
-from steward.slurm.history import History
-from steward.slurm.history_rows import job_of
-from steward.slurm.people import People
-from steward.slurm.states import RESIZING, base_state
+from steward.slurm.job_states import RESIZING, base_state
+from steward.slurm.sacct import History, job_from_row
+from steward.slurm.users import People
 
 SACCT: Final = "sacct"
 """A charge's source where slurmdbd's word was taken."""
@@ -119,7 +118,7 @@ class Reckoning:
         for row in history.rows(since, until):
             if "." in row.get("jobid", "") or "." in row.get("jobidraw", ""):
                 continue
-            record = job_of(row, people, UTC)
+            record = job_from_row(row, people, UTC)
             if record is None or record.end is None or record.start is None:
                 continue
             if record.end < since or record.end >= until:

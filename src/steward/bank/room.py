@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from steward.bank.gate.shapes import Means
     from steward.bank.ledger.opened import Ledger, Transaction
     from steward.jobs import Jobs
-    from steward.slurm.picture import Picture
+    from steward.slurm.cluster_model import Picture
 
 log = logging.getLogger(__name__)
 

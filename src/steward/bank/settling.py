@@ -19,9 +19,9 @@ from steward.bank.using import ALONE, is_whole, use_of
 from steward.core.moments import micros, micros_or_0, moment
 from steward.core.records import JobRecord
 from steward.core.usage import RunFact
-from steward.slurm.arrays import count
-from steward.slurm.picture import Picture
-from steward.slurm.states import base_state
+from steward.slurm.arrays import count_tasks
+from steward.slurm.cluster_model import Picture
+from steward.slurm.job_states import base_state
 from steward.slurm.times import zone_called
 
 REVOKED: Final = frozenset({"REVOKED", "REQUEUE_FED"})
@@ -215,7 +215,7 @@ def frees(fact: RunFact, hold: Hold) -> int:
     if fact.piece_end is not None or not is_task(record) or is_again(fact):
         return 0
     per_task = hold.quote.per_task if hold.quote else 0
-    tasks = 1 if record.array_task.isdigit() else count(record.array_task)
+    tasks = 1 if record.array_task.isdigit() else count_tasks(record.array_task)
     return min(hold.remaining, per_task * max(1, tasks))
 
 

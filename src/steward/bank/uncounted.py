@@ -12,7 +12,7 @@ from steward.bank.ledger import Finding
 from steward.bank.records import Rate
 from steward.bank.settling import Pricing
 from steward.bank.using import untracked
-from steward.slurm.picture import Picture
+from steward.slurm.cluster_model import Picture
 
 
 class Uncounted(msgspec.Struct, frozen=True):

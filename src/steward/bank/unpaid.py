@@ -18,9 +18,9 @@ from steward.bank.settings import Unpaid as Rule
 from steward.core.config import Settings
 from steward.core.errors import Unavailable
 from steward.jobs import Job
-from steward.slurm.changing import Changing, name_of
 from steward.slurm.errors import ScrontabJob, SlurmError
-from steward.slurm.states import base_state
+from steward.slurm.job_changes import Changing, name_of
+from steward.slurm.job_states import base_state
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Ledger

@@ -9,8 +9,8 @@ from steward.bank.settings import BankSettings
 from steward.core.errors import StewardError
 from steward.core.records import JobRecord
 from steward.slurm import tres
-from steward.slurm.picture import KILL_WAIT_S, NodeShape, Picture
-from steward.slurm.requests import asked_for, kind_of
+from steward.slurm.cluster_model import KILL_WAIT_S, NodeShape, Picture
+from steward.slurm.tres import kind_of, parse_tres, requested_kinds
 
 ALONE: Final = "NO"
 """A record's word for a job that has its nodes to itself."""
@@ -70,7 +70,7 @@ def allocated(
     record: JobRecord, picture: Picture | None, held: Mapping[str, int], *, whole: bool
 ) -> dict[str, int]:
     """The TRES that a run has, as they are charged: its nodes' own if it has them whole."""
-    found = tres.parse(record.tres_allocated)
+    found = parse_tres(record.tres_allocated)
     if "cpu" not in found and record.cpus and found:
         found["cpu"] = record.cpus
     if picture is not None and record.nodelist and whole:
@@ -88,7 +88,7 @@ def allocated(
 
 def _add_asked(found: dict[str, int], record: JobRecord, picture: Picture) -> None:
     """Count what Slurm does not, and nobody held, as the job asked for it."""
-    asked = asked_for(record)
+    asked = requested_kinds(record)
     known = {kind_of(name) for name in found}
     for name, amount in asked.items():
         kind = kind_of(name)

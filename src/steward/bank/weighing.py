@@ -17,7 +17,7 @@ from steward.bank.errors import BankUsage
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Transaction
     from steward.bank.records import Factor, Rate
-    from steward.slurm.picture import Picture
+    from steward.slurm.cluster_model import Picture
 
 _PLAIN: Final = ("cpu", "mem", "node", "billing")
 _NAMED: Final = re.compile(r"gres/[\w.-]+(?::[\w.+-]+)?|(?:license|bb)/[\w.@+-]+", re.ASCII)
@@ -69,7 +69,7 @@ def doubts(t: "Transaction", rate: "Rate") -> tuple[str, ...]:
         t: A transaction of the ledger, which has pictures of clusters.
         rate: The rate.
     """
-    from steward.slurm.picture import Picture
+    from steward.slurm.cluster_model import Picture
 
     kept = t.mark(f"picture:{rate.cluster}")
     try:

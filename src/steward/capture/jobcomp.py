@@ -25,7 +25,7 @@ from steward.core.sqlite import open_database, transaction, translated
 from steward.core.usage import NodeGap
 from steward.core.waiting import Stop
 from steward.slurm import ended_state
-from steward.slurm.people import People
+from steward.slurm.users import People
 
 JOBCOMP_SOURCE: Final = "jobcomp"
 

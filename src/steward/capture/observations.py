@@ -17,7 +17,7 @@ import msgspec
 from steward.core.events import JOB_END, JOB_SEEN, JOB_STATE, Event, JobFacts
 from steward.core.records import JobRecord
 from steward.slurm import FINISHED, covers
-from steward.slurm.states import FORGOTTEN, LOST, RESIZING, WAITING
+from steward.slurm.job_states import FORGOTTEN, LOST, RESIZING, WAITING
 
 SOURCE: Final = "snapshot"
 

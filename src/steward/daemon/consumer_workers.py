@@ -249,7 +249,7 @@ def run_mybrc(
         UsersFile,
         make_application,
     )
-    from steward.slurm.people import People
+    from steward.slurm.users import People
 
     ledger = patiently(lambda: open_ledger(settings), stop, beat)
     served = Served(

@@ -38,9 +38,8 @@ from steward.jobs.identity import is_prompt
 from steward.jobs.retention import leader_of
 from steward.slurm import Slurm
 from steward.slurm.environment import Environment, read_environment
-from steward.slurm.history import History
-from steward.slurm.history_rows import job_of
-from steward.slurm.people import People
+from steward.slurm.sacct import History, job_from_row
+from steward.slurm.users import People
 
 Report = Callable[[int], None]
 
@@ -203,7 +202,7 @@ def _submissions(
         # A day a question: what sacct answers is on our disk meanwhile.
         ends = min(until, since + _DAY)
         for row in history.rows(since, ends, steps=False):
-            record = job_of(row, slurm.people)
+            record = job_from_row(row, slurm.people)
             submit = record.submit if record else None
             if record is None or submit is None:
                 continue

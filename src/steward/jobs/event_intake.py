@@ -13,7 +13,7 @@ from steward.jobs.job_ids import MAX_JOB_ID, MAX_RAW_ID
 from steward.jobs.launches import LaunchKey, LaunchRow
 from steward.jobs.run_merge import RunFacts
 from steward.jobs.tables import Group, ScriptRow
-from steward.slurm.states import base_state
+from steward.slurm.job_states import base_state
 
 _MAX_INT64: Final = 2**63 - 1
 

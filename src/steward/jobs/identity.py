@@ -13,7 +13,7 @@ import msgspec
 from steward.core.moments import micros
 from steward.core.records import JobRecord
 from steward.jobs.run_merge import RunFacts, merge_runs
-from steward.slurm.states import LOST
+from steward.slurm.job_states import LOST
 
 SLACK_US: Final = 2_000_000
 """Submit times have whole seconds, and the spool's clock may be another machine's."""

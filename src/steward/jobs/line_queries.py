@@ -13,7 +13,7 @@ import msgspec
 
 from steward.core.errors import UsageError
 from steward.jobs.filters import NOTHING, ScopeLike, any_of, scoped
-from steward.slurm.states import PENDING, WAITING
+from steward.slurm.job_states import PENDING, WAITING
 
 HIDDEN_RUN: Final = 0
 SHOWN_RUN: Final = 1

@@ -20,7 +20,7 @@ from steward.jobs.lines import COLUMNS, line_of
 from steward.jobs.retention import leader_of
 from steward.jobs.run_queries import Accounts
 from steward.jobs.tables import database_path, unpack
-from steward.slurm.arrays import count, covers
+from steward.slurm.arrays import count_tasks, covers
 
 Order = Literal["-submit", "submit", "-end", "end"]
 """By first submit time, or by end for jobs that have ended; with ``-`` the latest first."""
@@ -132,7 +132,7 @@ class Listings(Accounts):
                 found.setdefault((cluster, array_id), {})[state or ""] = tasks
         for cluster, array_id, state, expression in shared:
             if (cluster, array_id) in wanted and not (expression or "0").isdecimal():
-                found[cluster, array_id][state or ""] += count(expression) - 1
+                found[cluster, array_id][state or ""] += count_tasks(expression) - 1
         return found
 
     def states_of(self, wanted: JobFilter, *, limit: int = 20_000) -> tuple[dict[str, int], bool]:

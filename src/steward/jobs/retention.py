@@ -22,7 +22,7 @@ from steward.jobs.identity import PROMPT_US, Resolved
 from steward.jobs.job_ids import MAX_JOB_ID
 from steward.jobs.run_merge import IMPORTED
 from steward.jobs.tables import EXPIRED, OF_NO_JOB, Group, ScriptRow, Told, load
-from steward.slurm.states import FINISHED, base_state
+from steward.slurm.job_states import FINISHED, base_state
 
 _KEY: Final = re.compile(r"script:([1-9][0-9]{0,9}):(0|[1-9][0-9]{0,18})")
 """As ``steward.core.events.script_key`` makes it."""

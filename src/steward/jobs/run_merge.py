@@ -8,7 +8,7 @@ import msgspec
 from steward.core.events import JOB_END, Event, JobFacts
 from steward.core.moments import micros
 from steward.core.records import JobRecord
-from steward.slurm.states import FINISHED, FORGOTTEN, RESIZING, base_state
+from steward.slurm.job_states import FINISHED, FORGOTTEN, RESIZING, base_state
 
 REQUEUED: Final = "REQUEUED"
 PREEMPTED: Final = "PREEMPTED"

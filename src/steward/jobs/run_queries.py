@@ -18,7 +18,7 @@ from steward.jobs.lines import COLUMNS, line_of
 from steward.jobs.retention import expirable
 from steward.jobs.run_views import views
 from steward.jobs.tables import Gap, MissedJob, count_missed, gaps, load, missed
-from steward.slurm.states import LOST
+from steward.slurm.job_states import LOST
 
 _ALL_TIME: Final = 2**62
 _LAUNCHES: Final = ", ".join(f"launch.{name}" for name in LAUNCH_COLUMNS.split(", "))

@@ -11,7 +11,7 @@ from steward.core.usage import RunFact
 from steward.jobs.identity import SLACK_US, Resolved
 from steward.jobs.run_merge import REQUEUED, RunFacts, blanked, fill_lasting
 from steward.slurm.accounting import whole_runs
-from steward.slurm.states import LOST, WAITING, base_state
+from steward.slurm.job_states import LOST, WAITING, base_state
 
 RunKey = tuple[int, int]
 """Submit time (µs since the epoch) and restart count: with cluster and job id, a run's row."""

@@ -15,8 +15,8 @@ from steward.core.moments import micros, micros_or_0
 from steward.core.usage import RunFact, StepUsage
 from steward.jobs.job_ids import display
 from steward.jobs.lines import MOST, Spent, least, most, spent_by, total
+from steward.slurm.job_states import base_state
 from steward.slurm.nodelists import NodeListError, fold
-from steward.slurm.states import base_state
 
 _NAMED: Final = frozenset({"batch", "extern", "interactive"})
 

@@ -25,8 +25,8 @@ from steward.reports.history.spans import (
     is_put_away,
 )
 from steward.reports.runs import Periods, Piece, Run
-from steward.slurm.arrays import count
-from steward.slurm.node_states import parse
+from steward.slurm.arrays import count_tasks
+from steward.slurm.node_states import parse_node_state
 from steward.slurm.nodelists import NodeListError, expand
 
 HOUR_S = 3600
@@ -256,7 +256,7 @@ class Capacity:
             if piece.reservation in self._reserved and self._is_reserved(piece, begin, end):
                 continue
             if piece is run[0] and piece.eligible_us:
-                tasks = 1 if start_us else max(1, count(piece.array_task))
+                tasks = 1 if start_us else max(1, count_tasks(piece.array_task))
                 self._plan(piece.eligible_us // _US, begin, piece.requested_cpus * tasks)
             if begin < end:
                 spans = ((begin, end - begin),) if not piece.suspended_s else periods.spans(piece)
@@ -277,7 +277,7 @@ class Capacity:
 @lru_cache(maxsize=4096)
 def _kind(state: str) -> _Kind:
     """What a node's time counts as; "" while it works."""
-    if _MAINTAINED in parse(state)[1]:
+    if _MAINTAINED in parse_node_state(state)[1]:
         return "maintained"  # its reservation is counted
     if is_put_away(state):
         return "planned_down"

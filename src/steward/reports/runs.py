@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from steward.accounting.sacct.sources import Source
 from steward.jobs.line_queries import SHOWN_PIECE, SHOWN_RUN, LineFilter
-from steward.slurm import tres
+from steward.slurm.tres import parse_tres
 
 _US: Final = 1_000_000
 _GPU: Final = "gres/gpu"
@@ -196,7 +196,7 @@ def gpus_of(text: str) -> int:
     """How many GPUs TRES hold; typed ones where those alone are counted."""
     if _GPU not in text:
         return 0
-    found = tres.parse(text)
+    found = parse_tres(text)
     typed = sum(amount for name, amount in found.items() if name.startswith(f"{_GPU}:"))
     return found.get(_GPU, typed)
 
@@ -204,4 +204,4 @@ def gpus_of(text: str) -> int:
 @lru_cache(maxsize=8192)
 def memory_of(text: str) -> int:
     """How much memory TRES hold, in bytes; 0 where they say nothing of it."""
-    return tres.parse(text).get("mem", 0) * _MIB
+    return parse_tres(text).get("mem", 0) * _MIB

@@ -9,7 +9,7 @@ import msgspec
 
 from steward.reports.requests import AccountRow, JobsRow, PartitionRow, UserRow, WaitRow, WasteRow
 from steward.reports.runs import Periods, Piece, Run, memory_of
-from steward.slurm.states import FINISHED
+from steward.slurm.job_states import FINISHED
 
 _US: Final = 1_000_000
 _DONE: Final = "COMPLETED"

@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     from steward.slurm.accounting import StoredScript
     from steward.slurm.arrays import covers
     from steward.slurm.client import MOST_WHOLE, Slurm
+    from steward.slurm.cluster import Machine, Ping
+    from steward.slurm.cluster_changes import MachineChanging
+    from steward.slurm.cluster_records import NodeRecord, PartitionRecord, ReservationRecord
     from steward.slurm.errors import (
         EventNeverFires,
         SlurmDown,
@@ -23,13 +26,10 @@ if TYPE_CHECKING:
         UnknownTrigger,
         WrongUpdate,
     )
-    from steward.slurm.machine import Machine, Ping
-    from steward.slurm.machine_changing import MachineChanging
-    from steward.slurm.machine_rows import NodeRecord, PartitionRecord, ReservationRecord
+    from steward.slurm.job_states import FINISHED, WAITING, ended_state
     from steward.slurm.nodelists import NodeListError
-    from steward.slurm.pending import Outlook, Pending
+    from steward.slurm.pending_jobs import Outlook, Pending
     from steward.slurm.queue import Queue
-    from steward.slurm.states import FINISHED, WAITING, ended_state
     from steward.slurm.triggers import TriggerRecord, Triggers
 else:
     # When they are first named: the names of states are wanted by many who never ask Slurm.
@@ -43,13 +43,13 @@ else:
             *("UnknownJob", "UnknownNode", "UnknownPartition", "UnknownReservation"),
             *("EventNeverFires", "UnknownEvent", "UnknownTrigger", "WrongUpdate"),
         ),
-        machine=("Machine", "Ping"),
-        machine_changing=("MachineChanging",),
-        machine_rows=("NodeRecord", "PartitionRecord", "ReservationRecord"),
+        cluster=("Machine", "Ping"),
+        cluster_changes=("MachineChanging",),
+        cluster_records=("NodeRecord", "PartitionRecord", "ReservationRecord"),
         nodelists=("NodeListError",),
-        pending=("Outlook", "Pending"),
+        pending_jobs=("Outlook", "Pending"),
         queue=("Queue",),
-        states=("FINISHED", "WAITING", "ended_state"),
+        job_states=("FINISHED", "WAITING", "ended_state"),
         triggers=("TriggerRecord", "Triggers"),
     )
 

@@ -13,11 +13,17 @@ from typing import Final
 import msgspec
 
 from steward.core.records import JobRecord
-from steward.slurm import values
 from steward.slurm.commands import Commands
 from steward.slurm.errors import SlurmError
-from steward.slurm.people import People
-from steward.slurm.states import RESIZING
+from steward.slurm.job_states import RESIZING
+from steward.slurm.users import People
+from steward.slurm.values import (
+    decode_text,
+    parse_exit_status,
+    parse_moment,
+    parse_number,
+    parse_seconds,
+)
 
 # Names of sacct's fields, in 22.05 to 26.05.
 _FIELDS: Final = (
@@ -118,7 +124,7 @@ class Accounting:
             SlurmError: slurmdbd does not answer, or refuses.
         """
         out = self._commands.run("sacctmgr", "-n", "-P", "show", "user", "format=User,AdminLevel")
-        pairs = (line.rpartition("|") for line in values.text(out).splitlines())
+        pairs = (line.rpartition("|") for line in decode_text(out).splitlines())
         return {user: level for user, _, level in pairs if user and level in _OFFICERS}
 
     def coordinators(self) -> dict[str, frozenset[str]]:
@@ -133,7 +139,7 @@ class Accounting:
         found: dict[str, frozenset[str]] = {}
         # Only real line ends count, and a row that is no row makes nobody a coordinator:
         # whoever may name an account must not name coordinators of others.
-        for line in values.text(out).split("\n"):
+        for line in decode_text(out).split("\n"):
             account, bar, names = line.partition("|")
             users = frozenset(name for name in names.split(",") if name)
             if account and bar and users and "|" not in names and account not in found:
@@ -146,14 +152,14 @@ class Accounting:
         Raises:
             SlurmError: slurmdbd does not answer, or refuses.
         """
-        from steward.slurm.picture_rows import people
+        from steward.slurm.cluster_model import parse_people
 
         ask = ("sacctmgr", "-n", "-P", "show")
         users = self._commands.run(*ask, "user", "format=User,DefaultAccount")
         of_cluster = ("where", f"cluster={self._cluster}")
         fields = "format=Account,User,DefaultQOS,Partition"
         associations = self._commands.run(*ask, "assoc", *of_cluster, fields)
-        return people(users, associations, self._people)
+        return parse_people(users, associations, self._people)
 
     def associations(self) -> Associations:
         """Who may run jobs under which account.
@@ -165,7 +171,7 @@ class Accounting:
             *("sacctmgr", "-n", "-P", "show", "associations", f"cluster={self._cluster}"),
             "format=Account,ParentName,User",
         )
-        rows = [line.split("|") for line in values.text(out).split("\n")]
+        rows = [line.split("|") for line in decode_text(out).split("\n")]
         # A name with a bar in it makes a row that is none: it is passed over.
         found = tuple((row[0], row[1], row[2]) for row in rows if len(row) == 3 and row[0])
         return Associations(rows=found, coordinators=self.coordinators())
@@ -216,7 +222,7 @@ class Accounting:
             SlurmError: slurmdbd does not answer, or refuses.
         """
         out = self._of_run(record, "-X", "-P", "-o", "SubmitLine")
-        lines = values.text(out.removesuffix(b"\n")).split("\n")
+        lines = decode_text(out.removesuffix(b"\n")).split("\n")
         for count in range(1, len(lines)):
             # Rows of an array's tasks, all with the one line, which may hold line ends.
             if lines[:count] * (len(lines) // count) == lines:
@@ -253,7 +259,7 @@ class Accounting:
 
     def _texts(self, job_id: int) -> dict[str, str]:
         return {
-            name: values.text(self._ask(str(job_id), field).removesuffix(b"\n"))
+            name: decode_text(self._ask(str(job_id), field).removesuffix(b"\n"))
             for field, name in _TEXTS
         }
 
@@ -263,11 +269,11 @@ class Accounting:
         named = _JOB_ID.fullmatch(shown.get("JobID", ""))
         if len(parts) != len(fields) or named is None or not shown["JobIDRaw"].isdigit():
             raise SlurmError("a row of sacct is not understood", ("sacct",), row)
-        uid, gid = values.number(shown["UID"]), values.number(shown["GID"])
+        uid, gid = parse_number(shown["UID"]), parse_number(shown["GID"])
         state, _, by = shown["State"].partition(" ")
-        derived = values.exit_status(shown["DerivedExitCode"])
-        status = values.exit_status(shown["ExitCode"])
-        limit = values.number(shown["TimelimitRaw"])
+        derived = parse_exit_status(shown["DerivedExitCode"])
+        status = parse_exit_status(shown["ExitCode"])
+        limit = parse_number(shown["TimelimitRaw"])
         is_array, is_het = "_" in named[0], named[4] is not None
         return JobRecord(
             job_id=int(shown["JobIDRaw"]),
@@ -282,14 +288,14 @@ class Accounting:
             het_offset=int(named[4]) if is_het else 0,
             sluid=shown.get("SLUID", ""),
             original_sluid=shown.get("OriginalSLUID", ""),
-            restarts=values.number(shown.get("Restarts", "")) or 0,
-            submit=values.moment(shown["Submit"]),
-            eligible=values.moment(shown["Eligible"]),
-            start=values.moment(shown["Start"]),
-            end=values.moment(shown["End"]),
+            restarts=parse_number(shown.get("Restarts", "")) or 0,
+            submit=parse_moment(shown["Submit"]),
+            eligible=parse_moment(shown["Eligible"]),
+            start=parse_moment(shown["Start"]),
+            end=parse_moment(shown["End"]),
             time_limit_s=None if limit is None else limit * 60,
-            nodes=values.number(shown["NNodes"]),
-            cpus=values.number(shown["NCPUS"]),
+            nodes=parse_number(shown["NNodes"]),
+            cpus=parse_number(shown["NCPUS"]),
             tres_requested=shown["ReqTRES"],
             tres_allocated=shown["AllocTRES"],
             nodelist="" if shown["NodeList"] == "None assigned" else shown["NodeList"],
@@ -298,10 +304,10 @@ class Accounting:
             derived_exit_code=derived[0] if derived else None,
             derived_exit_signal=derived[1] if derived else None,
             # "CANCELLED by 1000": the uid that cancelled it.
-            cancelled_by=values.number(by.removeprefix("by ")),
-            suspended_s=values.seconds(shown["Suspended"]),
-            requested_cpus=values.number(shown["ReqCPUS"]),
-            priority=values.number(shown["Priority"]),
+            cancelled_by=parse_number(by.removeprefix("by ")),
+            suspended_s=parse_seconds(shown["Suspended"]),
+            requested_cpus=parse_number(shown["ReqCPUS"]),
+            priority=parse_number(shown["Priority"]),
         )
 
 

@@ -48,7 +48,7 @@ def _parts(expression: str, tasks: frozenset[int]) -> Iterator[Iterable[int]]:
             yield of if len(of) < len(tasks) else (task for task in tasks if task in of)
 
 
-def without(expression: str, tasks: Iterable[int]) -> str:
+def without_task(expression: str, tasks: Iterable[int]) -> str:
     """The expression without some tasks, and without how many may run at once."""
     gone = sorted(set(tasks))
     kept = []
@@ -74,7 +74,7 @@ def _range(first: int, last: int, step: int) -> list[str]:
     return [f"{first}-{last}" + (f":{step}" if step > 1 else "")]
 
 
-def count(expression: str) -> int:
+def count_tasks(expression: str) -> int:
     """How many tasks an expression covers, at least: what Slurm cut off is not counted."""
     total = 0
     for part in expression.partition("%")[0].split(","):

@@ -11,15 +11,22 @@ from steward.core.access import Standing
 from steward.core.events import utc_now
 from steward.core.moments import micros
 from steward.core.records import JobRecord
-from steward.slurm import queue, values, whole
 from steward.slurm.accounting import Accounting, Associations, StoredScript
+from steward.slurm.cluster_model import ASK_NODES, ASK_PARTITIONS, Picture
 from steward.slurm.commands import Commands
 from steward.slurm.errors import SlurmError, SlurmUnavailable, UnknownJob
-from steward.slurm.history import History
-from steward.slurm.people import People
-from steward.slurm.picture import ASK_NODES, ASK_PARTITIONS, Picture
-from steward.slurm.queue import Queue, QueueFormat, Version
+from steward.slurm.queue import (
+    Queue,
+    QueueFormat,
+    Version,
+    completed_by_json,
+    completed_by_text,
+    parse_queue,
+)
+from steward.slurm.sacct import History
 from steward.slurm.settings import ClusterSettings
+from steward.slurm.users import People
+from steward.slurm.values import decode_text, parse_moment
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +141,7 @@ class Slurm:
         words = ("show", "config")
         out = self._commands.run("scontrol", *words).decode("utf-8", "backslashreplace")
         found = _DATED.match(out)
-        at = values.moment(found[1]) if found else None
+        at = parse_moment(found[1]) if found else None
         if at is None:
             raise SlurmError(
                 f"cluster {self.cluster}: scontrol show config is not dated",
@@ -165,7 +172,7 @@ class Slurm:
         taken_at = utc_now()
         out = self._squeue(form)
         cost_s = time.monotonic() - began
-        records, rows, strange = queue.parse(form, out, self.people, rows_before)
+        records, rows, strange = parse_queue(form, out, self.people, rows_before)
         return Queue(
             records=records, rows=rows, taken_at=taken_at, cost_s=cost_s, passed_over=strange
         )
@@ -182,7 +189,7 @@ class Slurm:
             SlurmError: It says what we do not understand.
         """
         form = QueueFormat(self.offered("squeue"), of_one=True, dependency_bytes=dependency_bytes)
-        records, _, strange = queue.parse(form, self._squeue(form), self.people, {})
+        records, _, strange = parse_queue(form, self._squeue(form), self.people, {})
         if strange:
             raise SlurmError(f"{strange} rows of squeue are not understood", ("squeue",))
         return self._completed("", list(records)) if is_whole and records else list(records)
@@ -208,7 +215,7 @@ class Slurm:
             out = self._squeue(form, "-j", str(job_id), *(["-r"] if apart else []))
         except UnknownJob:
             return []
-        parsed, _, strange = queue.parse(form, out, self.people, {})
+        parsed, _, strange = parse_queue(form, out, self.people, {})
         records = list(parsed)
         if strange:
             raise SlurmError(f"a row of squeue -j {job_id} is not understood", ("squeue",))
@@ -245,19 +252,17 @@ class Slurm:
         Raises:
             SlurmError: slurmctld or slurmdbd does not answer.
         """
-        from steward.slurm import picture_rows
+        from steward.slurm.cluster_model import parse_picture, with_people
 
         taken_us = micros(utc_now())
         config = self.config()
         partitions = self._commands.run("scontrol", *ASK_PARTITIONS)
         nodes = self._commands.run("scontrol", *ASK_NODES)
-        found = picture_rows.picture(
-            self.cluster, config, partitions, nodes, zone=zone, taken_us=taken_us
-        )
+        found = parse_picture(self.cluster, config, partitions, nodes, zone=zone, taken_us=taken_us)
         accounting = self._accounting(config)
         if accounting is None:
             return found
-        return picture_rows.with_people(found, accounting.members())
+        return with_people(found, accounting.members())
 
     def configuration_mark(self) -> str:
         """Ask for a text that differs after slurmctld restarts or changes what a picture shows.
@@ -271,7 +276,7 @@ class Slurm:
         config = self.config()
         config.pop("NEXT_JOB_ID", None)
         partitions = self._commands.run("scontrol", *ASK_PARTITIONS)
-        return f"{config}\n{values.text(partitions)}"
+        return f"{config}\n{decode_text(partitions)}"
 
     def has_accounting(self) -> bool:
         """Whether the cluster has a slurmdbd; asked again now and then.
@@ -385,12 +390,12 @@ class Slurm:
             if self._has_json:
                 try:
                     out = self._commands.run("scontrol", *words, "--json")
-                    return whole.completed_by_json(records, out)
+                    return completed_by_json(records, out)
                 except (SlurmUnavailable, UnknownJob):
                     raise
                 except SlurmError as error:
                     self._has_json = False
                     log.info("cluster %s: no JSON from Slurm: %s", self.cluster, error)
-            return whole.completed_by_text(records, self._commands.run("scontrol", "-o", *words))
+            return completed_by_text(records, self._commands.run("scontrol", "-o", *words))
         except UnknownJob:
             return records

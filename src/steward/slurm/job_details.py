@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from steward.core.records import JobRecord
-from steward.slurm import values
-from steward.slurm.shown import epoch
+from steward.slurm.values import parse_moment, to_epoch
 
 _HEAD: Final = re.compile(r"^JobId=([0-9]{1,10}) ", re.MULTILINE)
 _FIELD: Final = re.compile(r" ([A-Za-z][A-Za-z/:]*)=(\S*)")
@@ -60,7 +59,7 @@ _FLAGS: Final = frozenset({"Contiguous", "Reboot", "Requeue"})
 _NOTHING: Final = frozenset({"", "(null)", "N/A", "None", "Unknown", "*"})
 
 
-def details(job: JobRecord, shown: Mapping[str, str] | None = None) -> dict[str, Any]:
+def job_details(job: JobRecord, shown: Mapping[str, str] | None = None) -> dict[str, Any]:
     """A job's fields.
 
     Args:
@@ -90,13 +89,13 @@ def details(job: JobRecord, shown: Mapping[str, str] | None = None) -> dict[str,
         "sluid": job.sluid,
         "original_sluid": job.original_sluid,
         "restart_cnt": job.restarts,
-        "submit_time": epoch(job.submit),
-        "eligible_time": epoch(job.eligible),
-        "start_time": epoch(job.start),
-        "end_time": epoch(job.end),
+        "submit_time": to_epoch(job.submit),
+        "eligible_time": to_epoch(job.eligible),
+        "start_time": to_epoch(job.start),
+        "end_time": to_epoch(job.end),
         "time_limit": None if job.time_limit_s is None else job.time_limit_s // 60,
-        "suspend_time": epoch(job.suspended_at),
-        "resize_time": epoch(job.resized_at),
+        "suspend_time": to_epoch(job.suspended_at),
+        "resize_time": to_epoch(job.resized_at),
         "priority": job.priority,
     }
     fields |= _resources(job) | _texts(job)
@@ -105,10 +104,10 @@ def details(job: JobRecord, shown: Mapping[str, str] | None = None) -> dict[str,
     }
 
 
-def fields() -> frozenset[str]:
+def job_fields() -> frozenset[str]:
     """The names of all fields."""
     nobodys = JobRecord(job_id=0)
-    return frozenset(details(nobodys, dict.fromkeys(_SHOWN, "")))
+    return frozenset(job_details(nobodys, dict.fromkeys(_SHOWN, "")))
 
 
 def extras(job: JobRecord, text: Mapping[int, str]) -> dict[str, str]:
@@ -213,7 +212,7 @@ def _value(word: str, text: str) -> Any:
     if text in _NOTHING:
         return None
     if word in _TIMES:
-        return epoch(values.moment(text))
+        return to_epoch(parse_moment(text))
     if word == "AllocNode:Sid":
         text = text.rpartition(":")[2]
     return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else text

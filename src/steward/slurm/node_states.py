@@ -77,7 +77,7 @@ _FAILED_FLAGS: Final = frozenset({"FAIL", "INVALID_REG", "NOT_RESPONDING"})
 _GOING: Final = frozenset({"POWER_DOWN", "POWERING_DOWN"})
 
 
-def parse(text: str) -> State:
+def parse_node_state(text: str) -> State:
     """A state as a command wrote it.
 
     Words that this version of Steward does not know are flags: Slurm adds some with
@@ -108,7 +108,7 @@ def of_list(words: Iterable[str]) -> State:
     return base, tuple(sorted(flags))
 
 
-def shown(base: str, flags: Iterable[str]) -> str:
+def format_node_state(base: str, flags: Iterable[str]) -> str:
     """The one form of a state: ``DOWN+DRAIN+NOT_RESPONDING``."""
     return "+".join((base, *sorted(flags)))
 
@@ -120,7 +120,7 @@ def is_failing(state: str) -> bool:
     saves power does not answer, which is no failure; but where it is DOWN beside that, it
     was to boot for a job and did not (``ResumeTimeout reached``).
     """
-    base, flags = parse(state)
+    base, flags = parse_node_state(state)
     if is_taken(state):
         return False
     return base in _FAILED_BASES or bool(_failed_flags(flags))
@@ -128,7 +128,7 @@ def is_failing(state: str) -> bool:
 
 def is_taken(state: str) -> bool:
     """Whether somebody meant it to be away: drained, in maintenance, rebooted on demand."""
-    return not _TAKEN.isdisjoint(parse(state)[1])
+    return not _TAKEN.isdisjoint(parse_node_state(state)[1])
 
 
 def is_silent(state: str) -> bool:
@@ -137,18 +137,18 @@ def is_silent(state: str) -> bool:
     So is one that fails before Slurm takes it to be DOWN, and one that was just resumed
     until its slurmd answers the controller's ping.
     """
-    base, flags = parse(state)
+    base, flags = parse_node_state(state)
     return base in _WORKING and is_failing(state) and _failed_flags(flags) == {"NOT_RESPONDING"}
 
 
 def is_drained(state: str) -> bool:
     """Whether somebody, or Slurm, has taken the node from new jobs (DRAIN)."""
-    return "DRAIN" in parse(state)[1]
+    return "DRAIN" in parse_node_state(state)[1]
 
 
 def is_available(state: str) -> bool:
     """Whether the node takes jobs, now or when it has booted for them."""
-    base, flags = parse(state)
+    base, flags = parse_node_state(state)
     # One that Slurm does not show while it is off is taken to be well.
     is_up = base in _WORKING or (base == UNKNOWN and "POWERED_DOWN" in flags)
     if not is_up or _failed_flags(flags):
@@ -158,7 +158,7 @@ def is_available(state: str) -> bool:
 
 def saves_power(state: str) -> bool:
     """Whether power saving has the node off, or on its way off or on."""
-    return not _SAVES_POWER.isdisjoint(parse(state)[1])
+    return not _SAVES_POWER.isdisjoint(parse_node_state(state)[1])
 
 
 def _failed_flags(flags: Iterable[str]) -> frozenset[str]:
@@ -172,7 +172,7 @@ def without_use(state: str) -> tuple[str, frozenset[str]]:
 
     Of one that is drained it matters whether there are still any.
     """
-    base, flags = parse(state)
+    base, flags = parse_node_state(state)
     if base in _USED or base == _FREE:
         is_used = base in _USED or _COMPLETING in flags
         base = _USED[0] if is_used and not _LEAVES.isdisjoint(flags) else _FREE

@@ -4,6 +4,8 @@ import re
 from fractions import Fraction
 from typing import Final
 
+from steward.core.records import JobRecord
+
 _FACTORS: Final = {
     "": Fraction(1),
     "K": Fraction(1, 1024),
@@ -22,18 +24,18 @@ def is_size(name: str) -> bool:
     return name == _MEMORY or name.startswith("bb/")
 
 
-def parse(text: str) -> dict[str, int]:
+def parse_tres(text: str) -> dict[str, int]:
     """Amounts by name, ``mem`` and burst buffers in MiB; what is no amount is left out."""
     found: dict[str, int] = {}
     for part in text.split(","):
         name, equals, amount = part.rpartition("=")
-        value = amount_of(name, amount) if equals else None
+        value = amount_of_tres(name, amount) if equals else None
         if value is not None:
             found[name] = value
     return found
 
 
-def amount_of(name: str, amount: str) -> int | None:
+def amount_of_tres(name: str, amount: str) -> int | None:
     """One amount, of ``mem`` and burst buffers in MiB; None for what is none."""
     match = _AMOUNT.fullmatch(amount)
     if match is None:
@@ -78,7 +80,7 @@ def gres(text: str) -> dict[str, int]:
     # Within brackets commas part sockets and indices, not GRES.
     for part in re.sub(r"\([^()]*\)", "", text).split(","):
         words = part.split(":")
-        count = amount_of("", words[-1]) if len(words) > 1 else None
+        count = amount_of_tres("", words[-1]) if len(words) > 1 else None
         if count is None:
             count = 1
         else:
@@ -105,7 +107,7 @@ def requested_gres(text: str) -> dict[str, int]:
         words = part.replace("=", ":").split(":")
         if words[0] == "gres" and len(words) > 1:
             words.pop(0)
-        count = amount_of("", words[-1]) if len(words) > 1 else None
+        count = amount_of_tres("", words[-1]) if len(words) > 1 else None
         if count is None:
             count = 1
         else:
@@ -127,9 +129,52 @@ def licenses(text: str) -> dict[str, int]:
         name, colon, amount = part.strip().rpartition(":")
         if not colon:
             name, colon, amount = part.strip().rpartition("=")
-        count = amount_of("", amount) if colon else 1
+        count = amount_of_tres("", amount) if colon else 1
         if not colon:
             name = part.strip()
         if name and name != "(null)" and count:
             found[f"license/{name}"] = found.get(f"license/{name}", 0) + count
     return found
+
+
+_COUNTED: Final = ("gres/", "license/")
+
+
+def kind_of(name: str) -> str:
+    """A TRES' name without its type: ``gres/gpu`` of ``gres/gpu:a100``."""
+    return name.partition(":")[0]
+
+
+def requested_kinds(record: JobRecord, sockets: int = 1) -> dict[str, int]:
+    """What a job asked for, under the names that it used.
+
+    Args:
+        record: The job as the queue shows it.
+        sockets: Of a node, as far as they are known: a record does not tell how many of them
+            the job takes.
+    """
+    nodes, tasks = max(1, record.nodes or 1), max(1, record.tasks or 1)
+    found: dict[str, int] = {}
+    for text, many in (
+        (record.tres_per_job, 1),
+        (record.tres_per_node, nodes),
+        (record.tres_per_socket, sockets * nodes),
+        (record.tres_per_task, tasks),
+    ):
+        for name, amount in requested_gres(text).items() if text else ():
+            if name.startswith(_COUNTED):
+                # The same ones, said twice: as the job's and as a task's.
+                found[name] = max(found.get(name, 0), amount * many)
+    return found
+
+
+def without_kind(text: str, kinds: set[str]) -> str:
+    """A request without what is known of these kinds already."""
+    if not text or not kinds:
+        return text
+    kept = [part for part in text.split(",") if not kinds.intersection(_kinds(part))]
+    return ",".join(kept)
+
+
+def _kinds(part: str) -> set[str]:
+    return {kind_of(name) for name in requested_gres(part)}

@@ -113,7 +113,7 @@ class Triggers:
         Raises:
             SlurmError: slurmctld does not answer.
         """
-        return parse(self._commands.run("strigger", "--get", "--noheader"))
+        return parse_triggers(self._commands.run("strigger", "--get", "--noheader"))
 
     def set(
         self,
@@ -246,7 +246,7 @@ class Triggers:
         return max(found, default=0)
 
 
-def parse(out: bytes) -> list[TriggerRecord]:
+def parse_triggers(out: bytes) -> list[TriggerRecord]:
     """What ``strigger --get --noheader`` writes; rows that are not understood are left out."""
     found: list[TriggerRecord] = []
     for line in out.decode("utf-8", "backslashreplace").split("\n"):

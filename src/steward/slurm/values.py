@@ -4,26 +4,29 @@ Text that users choose may hold any byte but NUL. It is decoded as UTF-8, with
 bytes that are not UTF-8 written as ``\xff``: a record must be JSON.
 """
 
+import re
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final
 
 _NO_TEXT: Final = frozenset({"", "(null)"})
 _NO_TIME: Final = frozenset({"", "(null)", "N/A", "None", "NONE", "Unknown", "UNKNOWN"})
 
 
-def text(raw: bytes) -> str:
+def decode_text(raw: bytes) -> str:
     """Text as Slurm shows it; "" for nothing and ``(null)``."""
     value = raw.decode("utf-8", "backslashreplace")
     return "" if value in _NO_TEXT else value
 
 
-def number(raw: str) -> int | None:
+def parse_number(raw: str) -> int | None:
     """A count: "4", "1-4" (the least), "0"; None for what is no number."""
     digits = raw.partition("-")[0]
     return int(digits) if _is_digits(digits) else None
 
 
-def moment(raw: str) -> datetime | None:
+def parse_moment(raw: str) -> datetime | None:
     """A time that a command wrote under TZ=UTC ("2026-11-21T09:54:21")."""
     if raw in _NO_TIME:
         return None
@@ -33,7 +36,7 @@ def moment(raw: str) -> datetime | None:
         return None
 
 
-def seconds(raw: str) -> int | None:
+def parse_seconds(raw: str) -> int | None:
     """A time limit: "5:00", "1:00:00", "2-12:00:00"; None for UNLIMITED, NOT_SET and the like."""
     days, dash, clock = raw.partition("-")
     if not dash:
@@ -47,7 +50,7 @@ def seconds(raw: str) -> int | None:
     return int(days) * 86400 + total
 
 
-def exit_status(raw: str) -> tuple[int, int] | None:
+def parse_exit_status(raw: str) -> tuple[int, int] | None:
     """Exit code and signal: "3:0" (24.11), or "768", the status of wait(2) (22.05)."""
     code, colon, sign = raw.partition(":")
     if not _is_digits(code) or (colon and not _is_digits(sign)):
@@ -61,3 +64,90 @@ def exit_status(raw: str) -> tuple[int, int] | None:
 def _is_digits(raw: str) -> bool:
     # str.isdigit() is true of other scripts' digits too; more than 18 digits are no count.
     return raw.isascii() and raw.isdigit() and len(raw) <= 18
+
+
+_KEY: Final = re.compile(r"(?:^|\s)([A-Z][A-Za-z_/:]*)=")
+_LISTS: Final = frozenset({"AvailableFeatures", "ActiveFeatures", "Partitions", "Flags"})
+_TIMES: Final = ("Time", "Until")
+_DECIMAL: Final = re.compile(r"[0-9]{1,9}\.[0-9]{1,9}")
+_NULLS: Final = frozenset({"", "(null)", "N/A", "None", "Unknown", "n/a", "n/s"})
+
+
+@lru_cache(maxsize=1024)
+def to_snake_case(name: str) -> str:
+    """Slurm's CamelCase as Python writes it: ``MCSPlugin`` is ``mcs_plugin``."""
+    spaced = name.replace("CPUs", "Cpus").replace("IDs", "Ids").replace("PrEp", "Prep")
+    spaced = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", spaced)
+    spaced = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", spaced)
+    return re.sub(r"[^a-z0-9]+", "_", spaced.lower()).strip("_")
+
+
+def join_lines(several: str) -> str:
+    """A text of several lines as one; what is one already stays as it is."""
+    if "\n" not in several:
+        return several
+    return " ".join(filter(None, (line.strip() for line in several.split("\n"))))
+
+
+def split_records(out: bytes, head: str) -> Iterator[str]:
+    """The records of a text: what begins otherwise belongs to the one before it."""
+    record: list[str] = []
+    for line in out.decode("utf-8", "backslashreplace").split("\n"):
+        if line.startswith(head):
+            if record:
+                yield "\n".join(record).rstrip("\n")
+            record = [line]
+        elif record:
+            record.append(line)
+    if record:
+        yield "\n".join(record).rstrip("\n")
+
+
+def split_fields(line: str) -> Iterator[tuple[str, str]]:
+    """Words and values; a word that comes again is part of the value before it, and left out."""
+    keys = list(_KEY.finditer(line))
+    seen: set[str] = set()
+    for key, following in zip(keys, [*keys[1:], None], strict=False):
+        if key[1] in seen:
+            continue
+        seen.add(key[1])
+        yield key[1], line[key.end() : following.start() if following else None].strip()
+
+
+def convert_fields(words: Mapping[str, str], names: Mapping[str, str]) -> dict[str, Any]:
+    """The words of a record as plain JSON, under these names or in snake_case."""
+    return {
+        names.get(word, to_snake_case(word)): convert_value(word, raw)
+        for word, raw in words.items()
+    }
+
+
+def convert_value(word: str, raw: str) -> Any:
+    """A value as JSON has it: a number, a list, seconds since the epoch, or text; None for none."""
+    if word in _LISTS:
+        return list(split_list(raw))
+    if raw in _NULLS:
+        return None
+    if word.endswith(_TIMES) and (at := parse_moment(raw)) is not None:
+        return to_epoch(at)
+    if word == "Version":
+        return raw
+    number = parse_number(raw) if "-" not in raw else None
+    if number is not None:
+        return number
+    return float(raw) if _DECIMAL.fullmatch(raw) else raw
+
+
+def to_epoch(at: datetime | None) -> int | None:
+    """A time as seconds since the epoch."""
+    return None if at is None else int(at.timestamp())
+
+
+def clear_null(raw: str) -> str:
+    """A word's value; "" for what Slurm writes for nothing."""
+    return "" if raw in _NULLS else raw
+
+
+def split_list(raw: str) -> tuple[str, ...]:
+    """The parts of a value that commas part."""
+    return () if raw in _NULLS else tuple(part for part in raw.split(",") if part)

@@ -11,7 +11,7 @@ import msgspec
 from markupsafe import Markup, escape
 
 from steward.reports.history.requests import NodesAnswer, NodesRequest, NodeThen
-from steward.slurm.node_states import parse
+from steward.slurm.node_states import parse_node_state
 from steward.web.authentication import Visit
 
 Tone = Literal["bad", "wait", "off", "busy", "good"]
@@ -82,7 +82,7 @@ def said(state: str) -> StateWord:
     Args:
         state: As events tell it: ``IDLE+DRAIN``.
     """
-    base, flags = parse(state)
+    base, flags = parse_node_state(state)
     if state.upper() == "REMOVED":
         return StateWord("removed", "off")
     if base in ("DOWN", "ERROR"):

@@ -17,10 +17,9 @@ from steward.core.moments import micros, moment
 from steward.core.records import JobRecord
 from steward.core.usage import StepAccounted
 from steward.jobs.run_merge import IMPORTED
-from steward.slurm.history import rows_of_file
-from steward.slurm.history_rows import NAMED, Row, job_of, step_of
-from steward.slurm.people import People
-from steward.slurm.states import FINISHED, base_state
+from steward.slurm.job_states import FINISHED, base_state
+from steward.slurm.sacct import NAMED, Row, job_from_row, rows_of_file, step_from_row
+from steward.slurm.users import People
 
 _MOST: Final = 64
 
@@ -211,7 +210,7 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Books(Protocol):
-    """Who is asked of a time: ``steward.slurm.history.History`` is one."""
+    """Who is asked of a time: ``steward.slurm.sacct.History`` is one."""
 
     passed_over: int
 
@@ -240,10 +239,14 @@ class _Work:
         """A row: a step's is behind its job's."""
         named = NAMED.fullmatch(row.get("jobid") or row.get("jobidraw", ""))
         if named is not None and named[5] is not None:
-            line = step_of(row, self._job, cluster, self._zone) if self._job is not None else None
+            line = (
+                step_from_row(row, self._job, cluster, self._zone)
+                if self._job is not None
+                else None
+            )
             self._step(line, row)
             return
-        record = job_of(row, self._people, self._zone)
+        record = job_from_row(row, self._people, self._zone)
         if record is None:
             self._job = None
             self.passed_over += 1
@@ -478,7 +481,7 @@ def _begin(day: date) -> datetime:
 def _is_within(row: Row, zone: tzinfo, times: tuple[datetime | None, datetime | None]) -> bool:
     if times == (None, None):
         return True
-    record = job_of(row, People(), zone)
+    record = job_from_row(row, People(), zone)
     return record is not None and _in_time(record.end, times)
 
 

@@ -51,7 +51,7 @@ from steward.core.records import JobRecord
 from steward.core.usage import StepUsage, TaskUsage
 from steward.jobs import Job, Run, parse
 from steward.slurm import WAITING, Outlook, Pending
-from steward.slurm.arrays import count
+from steward.slurm.arrays import count_tasks
 
 _US = 1_000_000
 _Worked = tuple[str, TaskUsage]
@@ -494,7 +494,7 @@ class Pages:
             self._settings.accounting.notes,
             now_us=self._now_us,
             waiting=",".join(waiting),
-            waiting_tasks=sum(count(expression) for expression in waiting),
+            waiting_tasks=sum(count_tasks(expression) for expression in waiting),
         )
 
     def _waiting(self, asker: Asker, job: Job) -> Waiting | Outlook | None:

@@ -18,7 +18,7 @@ from steward.accounting.job_page.requests import PageAnswer, RunPart, Waiting
 from steward.core.moments import micros
 from steward.core.records import JobRecord
 from steward.slurm import WAITING, Outlook, Pending, SlurmError
-from steward.slurm.changing import read_comment
+from steward.slurm.job_changes import read_comment
 
 EXPLANATIONS: Final = {
     "None": "Slurm's scheduler has not looked at it yet.",

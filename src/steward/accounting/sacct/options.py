@@ -25,7 +25,7 @@ from steward.accounting.sacct.fields import (
     SLURMS,
 )
 from steward.accounting.sacct.requests import SacctRequest
-from steward.slurm.states import NAMES
+from steward.slurm.job_states import NAMES
 
 _SHORT: Final = "aA:bBcC:DeE:f:F:g:hi:I:j:k:K:lLM:nN:o:pPq:r:R:s:S:tTu:UvVW:x:X"
 _LONG: Final[dict[str, str]] = {

@@ -14,7 +14,7 @@ from steward.core.access import Asker, Scope
 from steward.core.moments import micros
 from steward.jobs.job_ids import MAX_JOB_ID, JobNameError, parse
 from steward.jobs.line_queries import MOST_NAMED, LineFilter, Named, Range
-from steward.slurm.states import in_full
+from steward.slurm.job_states import in_full
 from steward.slurm.times import parse_time, zone_called
 
 _STEPPED: Final = re.compile(r"(.+?)\.(batch|extern|interactive|[0-9]{1,10}(?:\+[0-9]{1,10})?)")

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, tzinfo
 from typing import Final
 
 from steward.accounting.errors import AccountingUsage
-from steward.slurm.states import PENDING
+from steward.slurm.job_states import PENDING
 from steward.slurm.times import relative_form
 
 _STANDARD: Final = "%Y-%m-%dT%H:%M:%S"

@@ -60,7 +60,7 @@ class PartitionUpdate(Parameters, frozen=True, kw_only=True):
 
 def update_partition(doing: Doing, asked: PartitionUpdate) -> dict[str, Any]:
     """Change a partition."""
-    from steward.slurm.machine_changing import partition_infos
+    from steward.slurm.cluster_changes import partition_infos
 
     try:
         infos = partition_infos(asked.infos)

@@ -58,15 +58,15 @@ class NodeJobs(Parameters, frozen=True, kw_only=True):
 
 def find(doing: Doing, asked: JobFind) -> list[int]:
     """Ids of the jobs that match."""
-    from steward.slurm import job_details
+    from steward.slurm.job_details import OF_SCONTROL, job_fields
 
     if not asked.criterias:
         raise WrongParameters("slurm.job.find: criterias is empty: say what to look for")
-    known = job_details.fields()
+    known = job_fields()
     for name in asked.criterias:
         if name not in known:
             raise WrongParameters(f"slurm.job.find: no job has a field {name!r}", name)
-    is_full = not job_details.OF_SCONTROL.isdisjoint(asked.criterias)
+    is_full = not OF_SCONTROL.isdisjoint(asked.criterias)
     # One byte more than is looked for tells a longer one from it.
     dependency = str(asked.criterias.get("dependency", ""))
     dependency_bytes = max(512, len(dependency.encode()) + 1)
@@ -308,7 +308,7 @@ def targets(
 
 
 def _name_of(record: JobRecord) -> str:
-    from steward.slurm.changing import name_of
+    from steward.slurm.job_changes import name_of
 
     tasks = record.array_task.partition("%")[0]
     return name_of(record) if tasks.isdigit() else f"{record.array_job_id}_[{tasks}]"
@@ -356,7 +356,7 @@ def changed(
 
 def said_of(record: JobRecord) -> str:
     """What Steward says of a job to its user, the bank or an action of ours; "" for nothing."""
-    from steward.slurm.changing import read_comment
+    from steward.slurm.job_changes import read_comment
 
     return read_comment(record.admin_comment)
 

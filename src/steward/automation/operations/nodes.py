@@ -11,7 +11,7 @@ from steward.automation.operation import Doing, Operation, Parameters
 from steward.core.errors import StewardError
 
 if TYPE_CHECKING:
-    from steward.slurm.machine_rows import NodeRecord
+    from steward.slurm.cluster_records import NodeRecord
 
 NodeList = Annotated[
     str, msgspec.Meta(description="The nodes, in any of Slurm's forms: n1,n[3-5].")
@@ -101,7 +101,7 @@ def update(doing: Doing, asked: NodesUpdate) -> dict[str, Any]:
 
 def _by_slurms_names(infos: Mapping[str, Any]) -> dict[str, Any]:
     from steward.slurm import WrongUpdate
-    from steward.slurm.machine_changing import node_infos
+    from steward.slurm.cluster_changes import node_infos
 
     try:
         return node_infos(infos)

@@ -71,7 +71,7 @@ def _of_update(parameters: Mapping[str, Any]) -> str:
 
 def _changes(action: str, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
     """What an update is to change, under Slurm's names; None where that is not known."""
-    from steward.slurm.machine_changing import node_infos, partition_infos
+    from steward.slurm.cluster_changes import node_infos, partition_infos
 
     infos = parameters.get("infos")
     if not infos:

@@ -25,7 +25,7 @@ from steward.core.events import (
 from steward.core.records import JobRecord
 from steward.core.state_facts import NodeState, PartitionState, ReservationState
 from steward.core.usage import RunFact
-from steward.slurm.states import FINISHED, base_state
+from steward.slurm.job_states import FINISHED, base_state
 
 Payload = dict[str, Any]
 

@@ -9,7 +9,7 @@ from steward.bank.estimate.options import parse_jobs, parse_options, script_amon
 from steward.bank.estimate.tasks import tasks_of
 from steward.bank.records import Description, Quote, Rate
 from steward.bank.settings import BankSettings
-from steward.slurm.picture import Picture
+from steward.slurm.cluster_model import Picture
 
 __all__ = [
     "GRACE_S",

@@ -9,7 +9,7 @@ from steward.bank.records import GRES_FIELDS, Description
 from steward.core.moments import micros_or_0
 from steward.core.records import JobRecord
 from steward.slurm import tres
-from steward.slurm.requests import asked_for, kind_of, without
+from steward.slurm.tres import kind_of, parse_tres, requested_gres, requested_kinds, without_kind
 
 _HELD: Final = frozenset({"JobHeldAdmin", "JobHeldUser"})
 _UNSET: Final = Description(uid=-1)
@@ -26,8 +26,8 @@ def description_of(record: JobRecord) -> Description:
     Args:
         record: A record of a snapshot, or of the job asked singly.
     """
-    has = tres.parse(record.tres_allocated)
-    asked = has or tres.parse(record.tres_requested)
+    has = parse_tres(record.tres_allocated)
+    asked = has or parse_tres(record.tres_requested)
     nodes = asked.get("node") or record.nodes or 1
     cpus = has.get("cpu") or max(asked.get("cpu", 0), record.cpus or 1)
     memory, memory_of_cpu = _split_memory(record, asked, nodes, has=bool(has))
@@ -61,9 +61,9 @@ def description_of(record: JobRecord) -> Description:
             f"{name}={amount}M" for name, amount in asked.items() if name.startswith("bb/")
         ),
         tres_per_job=_together(record, asked, counted, has=bool(has)),
-        tres_per_node="" if has else without(record.tres_per_node, counted),
-        tres_per_socket="" if has else without(record.tres_per_socket, counted),
-        tres_per_task="" if has else without(record.tres_per_task, counted),
+        tres_per_node="" if has else without_kind(record.tres_per_node, counted),
+        tres_per_socket="" if has else without_kind(record.tres_per_socket, counted),
+        tres_per_task="" if has else without_kind(record.tres_per_task, counted),
         cpus_per_tres="" if has else record.cpus_per_tres,
         mem_per_tres="" if has or "mem" in asked else record.mem_per_tres,
         features=record.constraints,
@@ -203,7 +203,7 @@ def _least(job: Description, nodes: int) -> dict[str, int]:
         (job.tres_per_task, tasks),
     ):
         kinds: dict[str, int] = {}
-        for name, amount in tres.requested_gres(text).items():
+        for name, amount in requested_gres(text).items():
             kinds[kind_of(name)] = kinds.get(kind_of(name), 0) + amount * count
         for kind, amount in kinds.items():
             least[kind] = max(least.get(kind, 0), amount)
@@ -225,7 +225,7 @@ def _together(record: JobRecord, asked: dict[str, int], counted: set[str], *, ha
     if not has:
         # squeue guesses the nodes of some jobs.
         record = msgspec.structs.replace(record, nodes=asked.get("node") or record.nodes)
-    others = asked_for(record)
+    others = requested_kinds(record)
     if has:
         # Of a job that runs nodes and tasks are settled.
         found |= {name: count for name, count in others.items() if kind_of(name) not in counted}
@@ -237,7 +237,7 @@ def _together(record: JobRecord, asked: dict[str, int], counted: set[str], *, ha
                 found[name] = found.get(name, 0) + count - total
     parts = [f"{name}:{amount}" for name, amount in found.items() if amount]
     if not has:
-        parts.append(without(record.tres_per_job, counted))
+        parts.append(without_kind(record.tres_per_job, counted))
     return ",".join(filter(None, parts))
 
 

@@ -20,7 +20,7 @@ from steward.bank.prices import dearest_price, rate_for
 from steward.bank.records import Description, PriceLine, Quote, Rate, Use
 from steward.bank.settings import BankSettings
 from steward.core.moments import moment
-from steward.slurm.picture import Picture
+from steward.slurm.cluster_model import Picture
 
 GRACE_S: Final = 60
 """slurmctld looks at time limits twice a minute, and ends what is over at the next look."""

@@ -12,7 +12,7 @@ from typing import Final
 
 from steward.bank.errors import BankUsage
 from steward.bank.records import Description
-from steward.slurm.option_table import VALUED, full_name, letters
+from steward.slurm.sbatch_options import VALUED, full_name, letters
 
 Options = dict[str, str]
 

@@ -7,7 +7,7 @@ from typing import Final
 from steward.bank.factors import WHOLE, dearest
 from steward.bank.prices import HOUR_S, amount_of, amount_per_second, dearest_end, weighted
 from steward.bank.records import Rate
-from steward.slurm.picture import NodeShape, PartitionPicture, Picture
+from steward.slurm.cluster_model import NodeShape, PartitionPicture, Picture
 from steward.slurm.tres import is_size
 
 _SOCKET: Final = "cr_socket"

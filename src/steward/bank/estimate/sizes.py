@@ -16,7 +16,8 @@ from steward.bank.estimate.named import nodes_named
 from steward.bank.estimate.sites import Priced, Site
 from steward.bank.records import Description
 from steward.slurm import tres
-from steward.slurm.picture import NodeShape
+from steward.slurm.cluster_model import NodeShape
+from steward.slurm.tres import parse_tres
 
 _GPU: Final = "gres/gpu"
 _NOTHING: Final[dict[str, int]] = {}
@@ -45,7 +46,7 @@ def size_of(job: Description, site: Site, priced: Priced) -> dict[str, int]:
     if asked.licenses:
         found |= asked.licenses
     if job.burst_buffers:
-        found |= tres.parse(job.burst_buffers)
+        found |= parse_tres(job.burst_buffers)
     if priced.bills:
         billed = found
         if is_alone:

@@ -37,7 +37,7 @@ from steward.bank.records import Books, Rules
 from steward.core.errors import StewardError
 from steward.core.moments import micros
 from steward.core.sqlite import SqliteError, SqliteUnavailable
-from steward.slurm.picture import Picture
+from steward.slurm.cluster_model import Picture
 
 log = logging.getLogger(__name__)
 

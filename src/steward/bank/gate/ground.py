@@ -16,7 +16,7 @@ from steward.bank.records import Description, Mode, ModeRule, Quote, Rules
 from steward.bank.settings import Policy
 from steward.core.access import Standing
 from steward.core.config import Settings
-from steward.slurm.picture import Picture
+from steward.slurm.cluster_model import Picture
 from steward.slurm.times import TimeError, zone_called
 
 DEFAULT_MODE: Final[Mode] = "observe"

@@ -52,7 +52,7 @@ from steward.bank.gate.shapes import (
 )
 from steward.bank.records import Books, Description, Hold, Quote, Rules, Settlement
 from steward.core.errors import StewardError
-from steward.slurm.picture import Picture
+from steward.slurm.cluster_model import Picture
 
 _ERRORS: Final[dict[str, type[StewardError]]] = {
     kind.__name__: kind for kind in (BankError, BankRefused, BankUsage, NoEstimate, NoRate)

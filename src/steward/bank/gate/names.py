@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from steward.slurm.people import People
+from steward.slurm.users import People
 
 _KNOWN_S: Final = 600.0
 _UNKNOWN_S: Final = 5.0

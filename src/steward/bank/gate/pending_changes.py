@@ -14,6 +14,7 @@ from steward.bank.estimate import merged
 from steward.bank.gate.shapes import Change, Changes
 from steward.bank.records import GRES_FIELDS, Description
 from steward.slurm import tres
+from steward.slurm.tres import requested_gres
 
 MOST_DESCRIPTIONS: Final = 16
 """Maximum number of descriptions of one job before the gate rejects further changes."""
@@ -33,7 +34,7 @@ _AMOUNTS: Final = frozenset(
 """Numeric requests: a larger number never makes a job cheaper."""
 _AMOUNTS_BY_NAME: Final = {
     "licenses": tres.licenses,
-    **dict.fromkeys(GRES_FIELDS, tres.requested_gres),
+    **dict.fromkeys(GRES_FIELDS, requested_gres),
 }
 """Requests of amounts by name, with their parsers: a larger amount never makes a job cheaper."""
 

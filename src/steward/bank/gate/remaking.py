@@ -20,7 +20,7 @@ from steward.core.errors import StewardError
 from steward.core.moments import micros
 from steward.core.records import JobRecord
 from steward.slurm import Slurm
-from steward.slurm.states import FINISHED, WAITING
+from steward.slurm.job_states import FINISHED, WAITING
 
 log = logging.getLogger(__name__)
 

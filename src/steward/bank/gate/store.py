@@ -20,7 +20,7 @@ from steward.bank.gate.purses import Open
 from steward.bank.gate.shapes import Allowance, Changes, GateFact
 from steward.bank.records import AccountBooks, Books, Description, Hold, Quote, Rules
 from steward.core.sqlite import Connection, open_database, transaction
-from steward.slurm.picture import Picture
+from steward.slurm.cluster_model import Picture
 
 log = logging.getLogger(__name__)
 

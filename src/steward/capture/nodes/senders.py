@@ -23,7 +23,7 @@ from steward.core.errors import Refused
 from steward.core.listening import is_ipv6, plain
 from steward.core.munge.munged import Munge
 from steward.slurm import SlurmError, SlurmUnavailable
-from steward.slurm.nodes import NodePlace, places, slurmd_uid
+from steward.slurm.cluster import NodePlace, node_addresses, slurmd_uid
 from steward.slurm.settings import ClusterSettings
 
 log = logging.getLogger(__name__)
@@ -252,7 +252,7 @@ class _Cluster:
 
     def _ask(self, now: float) -> None:
         try:
-            self._places = places(self.name, self._settings)
+            self._places = node_addresses(self.name, self._settings)
             self._uids = frozenset({_ROOT, slurmd_uid(self.name, self._settings)})
             self._asked = True
         except SlurmError as error:

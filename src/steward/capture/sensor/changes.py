@@ -20,7 +20,7 @@ from steward.slurm.node_states import (
     is_failing,
     is_silent,
     is_taken,
-    parse,
+    parse_node_state,
     saves_power,
     without_use,
 )
@@ -206,7 +206,7 @@ def _is_not_known_yet(old: Shown | None, new: Shown) -> bool:
     """Whether a slurmctld that has just started only waits for what the node will say."""
     if not isinstance(old, NodeShown) or not isinstance(new, NodeShown):
         return False
-    base, flags = parse(new.state)
+    base, flags = parse_node_state(new.state)
     return (
         base == UNKNOWN
         and frozenset(flags) - FLAGS_OF_USE == without_use(old.state)[1]

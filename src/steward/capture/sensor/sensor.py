@@ -43,9 +43,9 @@ from steward.core.looks import COST_FACTOR
 from steward.core.state_facts import Noticed
 from steward.core.waiting import Backoff, Stop
 from steward.slurm import SlurmError, tres
-from steward.slurm.machine import Machine, Ping
-from steward.slurm.machine_rows import NodeRecord, PartitionRecord, ReservationRecord
-from steward.slurm.node_states import parse, shown
+from steward.slurm.cluster import Machine, Ping
+from steward.slurm.cluster_records import NodeRecord, PartitionRecord, ReservationRecord
+from steward.slurm.node_states import format_node_state, parse_node_state
 from steward.slurm.nodelists import NodeListError, expand
 
 SLURMCTLD: Final = "slurmctld"
@@ -166,7 +166,7 @@ RECONFIG: Final = "reconfig"
 
 
 class Shows(Protocol):
-    """What a cluster is asked; :class:`steward.slurm.machine.Machine` answers."""
+    """What a cluster is asked; :class:`steward.slurm.cluster.Machine` answers."""
 
     def node_states(self) -> dict[str, NodeRecord]:
         """The nodes, by name."""
@@ -480,7 +480,7 @@ def _begun(before: Shown | None, now: Shown) -> Iterator[str]:
 @lru_cache(maxsize=1024)
 def _events_of(state: str) -> tuple[str, ...]:
     """The triggers that go off when a node comes into a state."""
-    base, flags = parse(state)
+    base, flags = parse_node_state(state)
     is_used = base in ("ALLOCATED", "MIXED") or "COMPLETING" in flags
     found = ["down"] if base == "DOWN" else []
     if "DRAIN" in flags:
@@ -490,12 +490,12 @@ def _events_of(state: str) -> tuple[str, ...]:
 
 def _flagged(flag: str, *, used: bool | None = None) -> Callable[[str], str]:
     def state_of(state: str) -> str:
-        base, flags = parse(state)
+        base, flags = parse_node_state(state)
         is_used = base in ("ALLOCATED", "MIXED")
         if used is not None and is_used != used:
             base = "ALLOCATED" if used else "IDLE"
         kept = flags if used is not False else [one for one in flags if one != "COMPLETING"]
-        return shown(base, sorted({*kept, flag}))
+        return format_node_state(base, sorted({*kept, flag}))
 
     return state_of
 

@@ -33,7 +33,7 @@ from steward.core.redaction import Redactor
 from steward.core.sqlite import SqliteError, SqliteUnavailable
 from steward.jobs import Jobs, database_path
 from steward.slurm.environment import read_environment
-from steward.slurm.states import FINISHED
+from steward.slurm.job_states import FINISHED
 
 SOURCE: Final = "kafka"
 

@@ -42,8 +42,8 @@ from steward.extensions.mybrc.wire import (
     UserPage,
     merged,
 )
-from steward.slurm.people import People
-from steward.slurm.picture import Picture
+from steward.slurm.cluster_model import Picture
+from steward.slurm.users import People
 
 if TYPE_CHECKING:
     from steward.bank.gate.link import GateLink

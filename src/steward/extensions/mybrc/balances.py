@@ -30,7 +30,7 @@ from steward.core.waiting import Backoff, Stop
 from steward.extensions.mybrc.outbox import KIND
 from steward.extensions.mybrc.remote import Remote, cost_of, read
 from steward.extensions.mybrc.wire import RemoteFailed, RemoteRejected, RemoteUnavailable
-from steward.slurm.people import People
+from steward.slurm.users import People
 
 if TYPE_CHECKING:
     from steward.bank.gate.link import GateLink

@@ -26,8 +26,8 @@ from steward.core.records import JobRecord
 from steward.core.sqlite import SqliteUnavailable
 from steward.core.usage import RunFact
 from steward.jobs import Jobs, database_path
-from steward.slurm.people import People
-from steward.slurm.states import base_state
+from steward.slurm.job_states import base_state
+from steward.slurm.users import People
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Ledger, Transaction

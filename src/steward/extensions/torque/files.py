@@ -31,7 +31,7 @@ from steward.core.records import JobRecord
 from steward.core.redaction import REDACTED, Redactor
 from steward.extensions.torque.records import MOST_BYTES, TorqueJob, TorqueRecordError, read_job
 from steward.slurm.environment import Environment, names_told
-from steward.slurm.states import FINISHED, LOST
+from steward.slurm.job_states import FINISHED, LOST
 
 AMBIGUOUS: Final = "environment-ambiguous"
 """A value holds commas, a name comes twice, or bytes were lost: entries may be pieces."""

@@ -14,7 +14,7 @@ import msgspec
 
 from steward.core.errors import StewardError
 from steward.core.records import JobRecord
-from steward.slurm.people import People
+from steward.slurm.users import People
 
 MOST_BYTES: Final = 24 << 20
 """The largest file that is read; an environment of 8 MiB and what escaping adds."""

@@ -42,8 +42,8 @@ from steward.extensions.torque.records import (
     element_id,
     read_job,
 )
-from steward.slurm.people import People
-from steward.slurm.states import FINISHED
+from steward.slurm.job_states import FINISHED
+from steward.slurm.users import People
 
 log = logging.getLogger(__name__)
 

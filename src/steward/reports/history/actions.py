@@ -44,7 +44,7 @@ from steward.reports.history.requests import (
     ReservationsRequest,
 )
 from steward.reports.history.spans import OPEN_US, REMOVED, NodeSpan, cut, is_down, is_put_away
-from steward.slurm.node_states import parse
+from steward.slurm.node_states import parse_node_state
 from steward.slurm.nodelists import NodeListError, expand
 
 _USUAL: Final = timedelta(days=30)
@@ -244,7 +244,7 @@ def nodes(room: HistoryRoom, asker: Asker, request: NodesRequest) -> NodesAnswer
             return False
         if not words:
             return True
-        base, flags = parse(span.state)
+        base, flags = parse_node_state(span.state)
         return not words.isdisjoint((base, *flags))
 
     with room.reader() as reader:

@@ -8,7 +8,7 @@ import msgspec
 from steward.core.events import Event
 from steward.core.moments import micros
 from steward.core.state_facts import NodeState, ReservationState
-from steward.slurm.node_states import parse
+from steward.slurm.node_states import parse_node_state
 
 OPEN_US: Final = 2**62
 """The end of a span that goes on."""
@@ -176,7 +176,7 @@ def cut(
 
 def is_down(state: str) -> bool:
     """Whether slurmdbd counts a node's time as down: it is, or is drained of its last job."""
-    base, flags = parse(state)
+    base, flags = parse_node_state(state)
     if base in ("DOWN", "ERROR"):
         return True
     is_left = not {"DRAIN", "FAIL"}.isdisjoint(flags)
@@ -185,7 +185,7 @@ def is_down(state: str) -> bool:
 
 def is_put_away(state: str) -> bool:
     """Whether a node that is down is so by plan: powered down, or not there yet."""
-    base, flags = parse(state)
+    base, flags = parse_node_state(state)
     return base == "FUTURE" or "POWERED_DOWN" in flags
 
 

@@ -16,7 +16,7 @@ from steward.archive.requests import DiffAnswer, DiffRequest, EnvAnswer, EnvRequ
 from steward.core.lines import Line
 from steward.core.moments import moment
 from steward.core.printable import safe, safe_lines
-from steward.slurm.states import FINISHED
+from steward.slurm.job_states import FINISHED
 from steward.web import query
 from steward.web.authentication import Visit
 from steward.web.formats import when

@@ -31,8 +31,8 @@ from steward.core.moments import micros, moment
 from steward.core.printable import safe
 from steward.jobs.job_ids import JobNameError, parse
 from steward.reports.history.requests import JobEventsRequest
-from steward.slurm.changing import read_comment
-from steward.slurm.states import FINISHED, WAITING
+from steward.slurm.job_changes import read_comment
+from steward.slurm.job_states import FINISHED, WAITING
 from steward.web import query
 from steward.web.authentication import Visit
 from steward.web.errors import NoSuchPage

@@ -18,7 +18,7 @@ from steward.core.records import JobRecord
 from steward.core.usage import RunFact, StepAccounted, StepEnd, StepStart, StepUsage, TaskUsage
 from steward.jobs.lines import rank_of
 from steward.jobs.usage import add_steps, as_step_of, run_line, step_line
-from steward.slurm.states import base_state
+from steward.slurm.job_states import base_state
 
 VERSION: Final = 1
 """Of the shape of records; fields are only ever added."""

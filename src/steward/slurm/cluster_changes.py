@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal, get_args
 
 from steward.slurm import nodelists
+from steward.slurm.cluster import Machine
+from steward.slurm.cluster_records import NodeRecord
 from steward.slurm.commands import Commands
 from steward.slurm.errors import (
     SlurmError,
@@ -19,10 +21,8 @@ from steward.slurm.errors import (
     UnknownReservation,
     WrongUpdate,
 )
-from steward.slurm.machine import Machine
-from steward.slurm.machine_rows import NodeRecord
-from steward.slurm.people import People
 from steward.slurm.settings import ClusterSettings
+from steward.slurm.users import People
 
 _IsDone = Callable[[NodeRecord], bool]
 Told = dict[str, str]

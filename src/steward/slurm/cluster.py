@@ -1,4 +1,8 @@
-"""A cluster's machine as it stands: nodes, partitions, reservations, daemons, configuration."""
+"""Slurm's configuration as ``scontrol show config`` writes it, under names of Python's kind.
+
+Names are snake_case, as pyslurm's are; where pyslurm's older dictionary shortened one,
+that spelling is there as well. Passwords are left out.
+"""
 
 import re
 import secrets
@@ -11,27 +15,206 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from steward.slurm import job_details, machine_config, machine_rows, nodelists, steps, values
+from steward.slurm import cluster_records, job_details, nodelists
 from steward.slurm.client import Slurm
-from steward.slurm.commands import Commands
-from steward.slurm.errors import SlurmError, SlurmUnavailable, UnknownJob, UnknownNode
-from steward.slurm.machine_rows import (
+from steward.slurm.cluster_records import (
     NodeReader,
     NodeRecord,
     PartitionRecord,
     Reason,
     ReservationRecord,
     Shown,
+    powered_down,
+    reason_of_sinfo,
+    with_reason,
 )
+from steward.slurm.commands import Commands
+from steward.slurm.errors import SlurmError, SlurmUnavailable, UnknownJob, UnknownNode
 from steward.slurm.nodelists import NodeListError
 from steward.slurm.queue import Version
 from steward.slurm.settings import ClusterSettings
-from steward.slurm.steps import Steps
+from steward.slurm.values import parse_moment, to_snake_case
+
+_SETTING: Final = re.compile(r"([A-Za-z_][^=\n]*?)\s*=\s?([^\n]*)")
+_INDEXED: Final = re.compile(r"(\w+)\[(\d+)\]")
+_MEASURE: Final = re.compile(r"(\d{1,18}) (sec|min|usec|percent|nodes/min)")
+_USER: Final = re.compile(r"(.*)\((\d{1,10})\)")
+_SECRET: Final = re.compile(r"pass(?:word)?$")
+_NO_SETTING: Final = frozenset({"", "(null)"})
+
+# What pyslurm's config().get() calls otherwise.
+_SHORT: Final = {
+    "accounting_storage_parameters": "accounting_storage_params",
+    "auth_info": "authinfo",
+    "auth_type": "authtype",
+    "burst_buffer_type": "bb_type",
+    "communication_parameters": "comm_params",
+    "cpu_freq_governors": "cpu_freq_govs",
+    "dependency_parameters": "dependency_params",
+    "federation_parameters": "fed_params",
+    "gres_types": "gres_plugins",
+    "launch_parameters": "launch_params",
+    "max_array_size": "max_array_sz",
+    "max_job_count": "max_job_cnt",
+    "max_step_count": "max_step_cnt",
+    "message_timeout": "msg_timeout",
+    "plugin_dir": "plugindir",
+    "plug_stack_config": "plugstack",
+    "priority_decay_half_life": "priority_decay_hl",
+    "priority_parameters": "priority_params",
+    "scheduler_parameters": "sched_params",
+    "scheduler_time_slice": "sched_time_slice",
+    "scheduler_type": "schedtype",
+    "select_type_parameters": "select_type_param",
+    "slurm_version": "version",
+    "slurmctld_log_file": "slurmctld_logfile",
+    "slurmctld_parameters": "slurmctld_params",
+    "slurmctld_pid_file": "slurmctld_pidfile",
+    "slurmd_log_file": "slurmd_logfile",
+    "slurmd_parameters": "slurmd_params",
+    "slurmd_pid_file": "slurmd_pidfile",
+    "slurmd_spool_dir": "slurmd_spooldir",
+    "unkillable_step_program": "unkillable_program",
+    "unkillable_step_timeout": "unkillable_timeout",
+    "prep_parameters": "prep_params",
+    "v_size_factor": "vsize_factor",
+    "x11_parameters": "x11_params",
+}
+
+
+def parse_config(out: bytes) -> dict[str, Any]:
+    """What ``scontrol show config`` wrote.
+
+    Numbers are numbers, in the unit that Slurm shows (seconds for nearly all; ``OverTimeLimit``
+    is minutes), BOOT_TIME seconds since the epoch, what is not set None.
+    """
+    found: dict[str, Any] = {}
+    for line in out.decode("utf-8", "backslashreplace").splitlines():
+        setting = _SETTING.fullmatch(line)
+        if setting is None:
+            if found:
+                break  # those of cgroup.conf and the like follow, and are not slurm.conf's
+            continue
+        _add(found, setting[1].strip(), setting[2].strip())
+    for name, short in _SHORT.items():
+        if name in found:
+            found.setdefault(short, found[name])
+    hosts = found.get("slurmctld_host")
+    if hosts:
+        # As pyslurm calls the first of them.
+        host, _, address = hosts[0].partition("(")
+        found |= {"control_machine": host, "control_addr": address.rstrip(")") or None}
+    return found
+
+
+def _add(found: dict[str, Any], name: str, text: str) -> None:
+    indexed = _INDEXED.fullmatch(name)
+    key = to_snake_case(indexed[1] if indexed else name)
+    if _SECRET.search(key):
+        return
+    if indexed:
+        found.setdefault(key, []).append(text)
+        return
+    if key in found:
+        return
+    found[key] = _parse_setting(text)
+    user = _USER.fullmatch(text)
+    if user and key in ("slurm_user", "slurmd_user"):
+        found |= {f"{key}_name": user[1], f"{key}_id": int(user[2])}
+
+
+def _parse_setting(text: str) -> Any:
+    if text in _NO_SETTING:
+        return None
+    if re.fullmatch(r"\d{1,18}", text):
+        return int(text)
+    if unit := _MEASURE.fullmatch(text):
+        return int(unit[1])
+    at = parse_moment(text) if re.match(r"\d{4}-", text) else None
+    return text if at is None else int(at.timestamp())
+
+
+Steps = dict[str, dict[str, Any]]
+"""Of a job, by the step's name: ``batch``, ``extern``, ``interactive``, ``0`` and so on."""
+
+_HEAD: Final = re.compile(
+    r"^StepId=(\d{1,10})(?:_(\d{1,10})|\+(\d{1,10}))?\.(\w{1,20}) (UserId=\d+ .*? Name=)",
+    re.MULTILINE,
+)
+_FIELD: Final = re.compile(r"(?:^| )([A-Za-z:]+)=(\S*)")
+_NAMES: Final = {
+    "NodeList": "nodes",
+    "Nodes": "num_nodes",
+    "CPUs": "num_cpus",
+    "Tasks": "num_tasks",
+    "TRES": "tres_alloc_str",
+    "CPUFreqReq": "cpu_freq",
+    "Dist": "task_dist",
+    "SrunHost:Pid": "srun_host_pid",
+}
+_NO_VALUE: Final = frozenset({"", "(null)", "(null):0", "N/A", "None", "Unknown"})
+
+
+def parse_steps(
+    out: bytes, job_id: int, task: int | None = None, offset: int | None = None
+) -> dict[str, Steps]:
+    """The steps of one answer, by the job's name (an array's tasks each have theirs).
+
+    Args:
+        out: What ``scontrol -o show step`` wrote.
+        job_id: The id that was asked for; steps of others are none of it.
+        task: Only this array task's.
+        offset: Only this het component's.
+    """
+    text = out.decode("utf-8", "backslashreplace")
+    heads = [
+        head
+        for head in _HEAD.finditer(text)
+        if int(head[1]) == job_id
+        and (task is None or head[2] == str(task))
+        and (offset is None or head[3] == str(offset))
+    ]
+    found: dict[str, Steps] = {}
+    for head, following in zip(heads, [*heads[1:], None], strict=False):
+        rest = text[head.end() : following.start() if following else None].rstrip("\n")
+        # 22.05 to 24.11 misspell one that waits for its number.
+        step = "TBD" if head[4] == "TDB" else head[4]
+        job = head[1] + (f"_{head[2]}" if head[2] else f"+{head[3]}" if head[3] else "")
+        # The first of a name is Slurm's own; a second is a text of the one before it.
+        found.setdefault(job, {}).setdefault(step, _step(step, head[5], rest))
+    return found
+
+
+def _step(step: str, head: str, rest: str) -> dict[str, Any]:
+    name, _, tail = rest.rpartition(" Network=")
+    network, _, after = tail.partition(" TRES=")
+    fields: dict[str, Any] = {
+        "step_id": step,
+        "name": _nothing(name),
+        "network": _nothing(network),
+    }
+    for word, value in _FIELD.findall(f"{head.removesuffix('Name=')} TRES={after}"):
+        fields.setdefault(_NAMES.get(word, to_snake_case(word)), _parse_field(word, value))
+    return fields
+
+
+def _parse_field(word: str, text: str) -> Any:
+    if text in _NO_VALUE:
+        return None
+    if word == "StartTime":
+        at = parse_moment(text)
+        return None if at is None else int(at.timestamp())
+    return int(text) if re.fullmatch(r"\d{1,18}", text) else text
+
+
+def _nothing(text: str) -> str | None:
+    return None if text in _NO_VALUE else text
+
 
 _UP: Final = re.compile(r"(Slurmctld|Slurmdbd)\(([^)]*)\) at (.+) is (UP|DOWN)")
 _NOT_FOUND: Final = re.compile(r"Node (\S+) not found")
 _NO_STEPS: Final = re.compile(r"Job step \S+ not found|No job steps")
-_UNIT: Final = "\x1f"
+_SEPARATOR: Final = "\x1f"
 _LETTERS: Final = 12
 _AGAIN_S: Final = 600.0
 _SHOWS_ALL: Final[Version] = (24, 11, 0)
@@ -120,7 +303,7 @@ class Machine:
         Raises:
             SlurmError: slurmctld does not answer.
         """
-        return machine_rows.partitions(self._show("partition"))
+        return cluster_records.partitions(self._show("partition"))
 
     def reservations(self) -> dict[str, ReservationRecord]:
         """The reservations, by name.
@@ -128,7 +311,7 @@ class Machine:
         Raises:
             SlurmError: slurmctld does not answer.
         """
-        return machine_rows.reservations(self._show("reservation"))
+        return cluster_records.reservations(self._show("reservation"))
 
     def started_at(self) -> datetime:
         """When this slurmctld started (its BOOT_TIME), UTC.
@@ -140,7 +323,7 @@ class Machine:
         for line in out.decode("utf-8", "backslashreplace").splitlines():
             name, equals, text = line.partition("=")
             if equals and name.strip() == "BOOT_TIME":
-                at = values.moment(text.strip())
+                at = parse_moment(text.strip())
                 if at is not None:
                     return at
         raise SlurmError(
@@ -150,12 +333,12 @@ class Machine:
         )
 
     def config_items(self) -> dict[str, Any]:
-        """Slurm's configuration in snake_case, see :mod:`steward.slurm.machine_config`.
+        """Slurm's configuration in snake_case, see :mod:`steward.slurm.cluster`.
 
         Raises:
             SlurmError: slurmctld does not answer.
         """
-        return machine_config.items(self._commands.run("scontrol", "show", "config"))
+        return parse_config(self._commands.run("scontrol", "show", "config"))
 
     def pings(self) -> tuple[Ping, ...]:
         """Which of Slurm's daemons answer: each slurmctld, and slurmdbd where there is one.
@@ -221,7 +404,8 @@ class Machine:
             ]
             text = self._texts_of(str(job_id)) if records else {}
             found[job] = [
-                job_details.details(record, job_details.extras(record, text)) for record in records
+                job_details.job_details(record, job_details.extras(record, text))
+                for record in records
             ]
         return found
 
@@ -239,7 +423,7 @@ class Machine:
         """
         text = self._texts_of() if full else {}
         return [
-            job_details.details(record, job_details.extras(record, text) if full else None)
+            job_details.job_details(record, job_details.extras(record, text) if full else None)
             for record in self._slurm.all_jobs(is_whole=full, dependency_bytes=dependency_bytes)
         ]
 
@@ -264,7 +448,7 @@ class Machine:
                 if _NO_STEPS.search(error.said):
                     continue
                 raise
-            found |= steps.parse(out, job_id, task, offset)
+            found |= parse_steps(out, job_id, task, offset)
         return found
 
     def _texts_of(self, *job: str) -> dict[int, str]:
@@ -303,7 +487,7 @@ class Machine:
         hides = self._hides_some()
         # Of those that are hidden from the list, FUTURE ones can be told from the others so.
         out = self._show("node", future=hides)
-        shown = reader.nodes(out) if reader else machine_rows.nodes(out, self._people)
+        shown = reader.nodes(out) if reader else cluster_records.nodes(out, self._people)
         unsure = any(not one.is_sure for one in shown)
         listed = self._listed() if hides or unsure else set()
         count = Counter(one.node.name for one in shown)
@@ -324,7 +508,7 @@ class Machine:
         nodes = self._with_sure_reasons(found)
         if not hides:
             return nodes
-        nodes |= {name: machine_rows.powered_down(name) for name in sorted(listed - nodes.keys())}
+        nodes |= {name: powered_down(name) for name in sorted(listed - nodes.keys())}
         return {name: node for name, node in nodes.items() if node.base != "FUTURE"}
 
     def _hides_some(self) -> bool:
@@ -353,7 +537,7 @@ class Machine:
             if _NOT_FOUND.search(error.said):
                 raise UnknownNode([name]) from error
             raise
-        shown = next(iter(machine_rows.nodes(out, self._people)), None)
+        shown = next(iter(cluster_records.nodes(out, self._people)), None)
         if shown is None or shown.node.name != name:
             raise UnknownNode([name])
         return shown
@@ -362,7 +546,7 @@ class Machine:
         unsure = [name for name, shown in found.items() if not shown.has_sure_reason]
         sure = self._reasons(unsure) if unsure else {}
         return {
-            name: machine_rows.with_reason(shown.node, sure[name]) if name in sure else shown.node
+            name: with_reason(shown.node, sure[name]) if name in sure else shown.node
             for name, shown in found.items()
         }
 
@@ -372,16 +556,16 @@ class Machine:
         It goes by the environment: arguments can be read by everybody in /proc. (With
         ``-N``, a node a line, ``sinfo`` has no ear for the environment.)
         """
-        word = _UNIT + "".join(secrets.choice(string.ascii_letters) for _ in range(_LETTERS))
+        word = _SEPARATOR + "".join(secrets.choice(string.ascii_letters) for _ in range(_LETTERS))
         out = self._commands.run(
             *("sinfo", "-a", "-h", "-n", ",".join(names)),
-            variables={"SINFO_FORMAT": _UNIT.join(("%N", "%U", "%H", "%E")) + word},
+            variables={"SINFO_FORMAT": _SEPARATOR.join(("%N", "%U", "%H", "%E")) + word},
         )
         found: dict[str, Reason] = {}
         for row in out.decode("utf-8", "backslashreplace").split(f"{word}\n"):
-            parts = row.split(_UNIT, 3)
+            parts = row.split(_SEPARATOR, 3)
             if len(parts) == 4:
-                reason = machine_rows.reason_of_sinfo(*parts[1:])
+                reason = reason_of_sinfo(*parts[1:])
                 found |= dict.fromkeys(nodelists.expand(parts[0]), reason)
         return found
 
@@ -403,3 +587,43 @@ def _expand(nodelist: str) -> list[str]:
     if not names:
         raise NodeListError(f"{nodelist!r} names no node", (), nodelist)
     return list(dict.fromkeys(names))
+
+
+_UID: Final = re.compile(r".*\((\d+)\)")
+
+
+class NodePlace(msgspec.Struct, frozen=True):
+    """Where a node is.
+
+    Attributes:
+        address: NodeAddr: a name or an address.
+        hostname: NodeHostName.
+    """
+
+    address: str
+    hostname: str
+
+
+def node_addresses(cluster: str, settings: ClusterSettings) -> Mapping[str, NodePlace]:
+    """Where each node of a cluster is, by NodeName.
+
+    Raises:
+        SlurmError: Slurm does not answer, or says that it may not.
+    """
+    nodes = Machine(cluster, settings).node_states()
+    # One that is off and not shown has no place yet.
+    return {
+        name: NodePlace(node.address, node.hostname or node.address)
+        for name, node in nodes.items()
+        if node.address
+    }
+
+
+def slurmd_uid(cluster: str, settings: ClusterSettings) -> int:
+    """The uid that slurmd runs as on a cluster's nodes (SlurmdUser).
+
+    Raises:
+        SlurmError: Slurm does not answer.
+    """
+    match = _UID.fullmatch(Slurm(cluster, settings).config().get("SlurmdUser", ""))
+    return int(match[1]) if match else 0

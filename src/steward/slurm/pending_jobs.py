@@ -11,12 +11,12 @@ from typing import Final
 
 import msgspec
 
-from steward.slurm import values
-from steward.slurm.changing import read_comment
 from steward.slurm.commands import Commands
 from steward.slurm.errors import SlurmError, UnknownJob
+from steward.slurm.job_changes import read_comment
+from steward.slurm.job_states import WAITING
 from steward.slurm.settings import ClusterSettings
-from steward.slurm.states import WAITING
+from steward.slurm.values import decode_text, parse_moment, parse_number
 
 _ONE: Final = ("-a", "--local", "-h", "-t", "all")
 _FORM: Final = "%A|%T|%S|%Y|%Q|%N|%r"
@@ -81,9 +81,9 @@ class Pending:
                 return Outlook(
                     reason=fields[6].strip(),
                     state=fields[1],
-                    expected_start=values.moment(fields[2]),
+                    expected_start=parse_moment(fields[2]),
                     expected_nodes="" if nodes in _UNLIMITED else nodes,
-                    priority=values.number(fields[4]),
+                    priority=parse_number(fields[4]),
                 )
         return None
 
@@ -100,7 +100,7 @@ class Pending:
             return ""
         # Tasks of an array that have records of their own have rows, and comments, of their own.
         for row in out.splitlines():
-            reason = read_comment(values.text(row))
+            reason = read_comment(decode_text(row))
             if reason:
                 return reason
         return ""
@@ -149,7 +149,7 @@ class Pending:
             )
         except UnknownJob:
             return {}
-        return parse_limits(values.text(out), user=user, uid=uid, account=account, qos=qos)
+        return parse_limits(decode_text(out), user=user, uid=uid, account=account, qos=qos)
 
     def _shown(self, what: str, name: str) -> dict[str, str]:
         if not _WORD.fullmatch(name):
@@ -160,7 +160,7 @@ class Pending:
             if "not found" in error.said or "Invalid" in error.said:
                 return {}
             raise
-        pairs = _PAIR.findall(values.text(out))
+        pairs = _PAIR.findall(decode_text(out))
         return {key: value for key, value in pairs if value not in _UNLIMITED}
 
 

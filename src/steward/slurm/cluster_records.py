@@ -2,7 +2,7 @@
 
 The text form escapes nothing. A node's reason, comment and extra come last, so that
 nothing in them can pass for its state; where they make the end of the reason doubtful the
-answer says so, and :class:`steward.slurm.machine.Machine` asks in a form that cannot be
+answer says so, and :class:`steward.slurm.cluster.Machine` asks in a form that cannot be
 misread.
 """
 
@@ -12,8 +12,19 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.slurm import node_states, shown, values
-from steward.slurm.people import People
+from steward.slurm.node_states import UNKNOWN, format_node_state, parse_node_state
+from steward.slurm.users import People
+from steward.slurm.values import (
+    clear_null,
+    convert_fields,
+    join_lines,
+    parse_moment,
+    parse_number,
+    split_fields,
+    split_list,
+    split_records,
+    to_epoch,
+)
 
 _TEXTS: Final = re.compile(r"\s(Reason|Comment|Extra)=")
 _WHEN: Final = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d|Unknown|None"
@@ -74,7 +85,7 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
         name: NodeName.
         base: Its state without flags.
         flags: Its state's flags, in the alphabet's order.
-        state: Both in one form, see :func:`steward.slurm.node_states.shown`.
+        state: Both in one form, see :func:`steward.slurm.node_states.format_node_state`.
         reason: Why it is as it is, "" for none; hostile text on one line.
         reason_user: Who said so, by Slurm.
         reason_uid: The same, where the name is known here.
@@ -208,7 +219,7 @@ class NodeReader:
         before, self._known = self._known, {}
         found: list[Shown] = []
         is_sure = True
-        for line in shown.lines(out, "NodeName="):
+        for line in split_records(out, "NodeName="):
             read = before.get(line) or self._read(line)
             node, has_sure_reason, is_plain = read
             if node.reason_uid is not None or not node.reason_user:
@@ -237,7 +248,7 @@ def nodes(out: bytes, people: People) -> list[Shown]:
     """
     found: list[Shown] = []
     is_sure = True
-    for line in shown.lines(out, "NodeName="):
+    for line in split_records(out, "NodeName="):
         node, has_sure_reason = _node(line, people)
         found.append(Shown(node, is_sure, has_sure_reason))
         is_sure &= _is_plain(line)
@@ -246,8 +257,8 @@ def nodes(out: bytes, people: People) -> list[Shown]:
 
 def powered_down(name: str) -> NodeRecord:
     """A node that Slurm does not show while it is off: nothing else is known of it."""
-    base, flags = node_states.UNKNOWN, ("CLOUD", "POWERED_DOWN")
-    state = node_states.shown(base, flags)
+    base, flags = UNKNOWN, ("CLOUD", "POWERED_DOWN")
+    state = format_node_state(base, flags)
     return NodeRecord(
         name=name, base=base, flags=flags, state=state, details={"name": name, "state": state}
     )
@@ -256,14 +267,14 @@ def powered_down(name: str) -> NodeRecord:
 def partitions(out: bytes) -> dict[str, PartitionRecord]:
     """The partitions that ``scontrol -a -o show partition`` wrote."""
     found: dict[str, PartitionRecord] = {}
-    for line in shown.lines(out, "PartitionName="):
-        fields = dict(shown.fields(line))
+    for line in split_records(out, "PartitionName="):
+        fields = dict(split_fields(line))
         name = fields["PartitionName"]
         found[name] = PartitionRecord(
             name=name,
             state=fields.get("State", ""),
-            nodes=shown.text(fields.get("Nodes", "")),
-            details=shown.details(fields, _PARTITION_NAMES),
+            nodes=clear_null(fields.get("Nodes", "")),
+            details=convert_fields(fields, _PARTITION_NAMES),
         )
     return found
 
@@ -271,20 +282,20 @@ def partitions(out: bytes) -> dict[str, PartitionRecord]:
 def reservations(out: bytes) -> dict[str, ReservationRecord]:
     """The reservations that ``scontrol -a -o show reservation`` wrote; {} for none."""
     found: dict[str, ReservationRecord] = {}
-    for line in shown.lines(out, "ReservationName="):
-        fields = dict(shown.fields(line))
+    for line in split_records(out, "ReservationName="):
+        fields = dict(split_fields(line))
         name = fields["ReservationName"]
         found[name] = ReservationRecord(
             name=name,
             state=fields.get("State", ""),
-            nodes=shown.text(fields.get("Nodes", "")),
-            start=values.moment(fields.get("StartTime", "")),
-            end=values.moment(fields.get("EndTime", "")),
-            users=shown.listed(fields.get("Users", "")),
-            accounts=shown.listed(fields.get("Accounts", "")),
-            partition=shown.text(fields.get("PartitionName", "")),
-            flags=shown.listed(fields.get("Flags", "")),
-            details=shown.details(fields, _RESERVATION_NAMES),
+            nodes=clear_null(fields.get("Nodes", "")),
+            start=parse_moment(fields.get("StartTime", "")),
+            end=parse_moment(fields.get("EndTime", "")),
+            users=split_list(fields.get("Users", "")),
+            accounts=split_list(fields.get("Accounts", "")),
+            partition=clear_null(fields.get("PartitionName", "")),
+            flags=split_list(fields.get("Flags", "")),
+            details=convert_fields(fields, _RESERVATION_NAMES),
         )
     return found
 
@@ -293,7 +304,7 @@ def with_reason(node: NodeRecord, reason: Reason) -> NodeRecord:
     """The record with a reason, and who gave it."""
     details = {
         "reason": reason.text or None,
-        "reason_time": shown.epoch(reason.at),
+        "reason_time": to_epoch(reason.at),
         "reason_uid": reason.uid,
         "reason_user": reason.user or None,
     }
@@ -312,14 +323,14 @@ def reason_of_sinfo(user: str, at: str, text: str) -> Reason:
     match = _USER.fullmatch(user.strip())
     if match is None:
         return Reason()
-    return Reason(shown.one_line(text), match[1], int(match[2]), values.moment(at.strip()))
+    return Reason(join_lines(text), match[1], int(match[2]), parse_moment(at.strip()))
 
 
 def _node(line: str, people: People) -> tuple[NodeRecord, bool]:
     texts = _TEXTS.search(line)
-    fields = dict(shown.fields(line[: texts.start()] if texts else line))
-    base, flags = node_states.parse(fields.get("State", ""))
-    state = node_states.shown(base, flags)
+    fields = dict(split_fields(line[: texts.start()] if texts else line))
+    base, flags = parse_node_state(fields.get("State", ""))
+    state = format_node_state(base, flags)
     tail = line[texts.start() :] if texts else ""
     reason, has_sure_reason = _reason(tail, people)
     node = NodeRecord(
@@ -327,19 +338,19 @@ def _node(line: str, people: People) -> tuple[NodeRecord, bool]:
         base=base,
         flags=flags,
         state=state,
-        partitions=shown.listed(fields.get("Partitions", "")),
-        cpus=values.number(fields.get("CPUTot", "")) or 0,
-        cpus_allocated=values.number(fields.get("CPUAlloc", "")) or 0,
-        memory_bytes=(values.number(fields.get("RealMemory", "")) or 0) * _MIB,
-        features=shown.listed(fields.get("AvailableFeatures", "")),
-        gres=shown.text(fields.get("Gres", "")),
-        boot_at=values.moment(fields.get("BootTime", "")),
-        slurmd_started_at=values.moment(fields.get("SlurmdStartTime", "")),
+        partitions=split_list(fields.get("Partitions", "")),
+        cpus=parse_number(fields.get("CPUTot", "")) or 0,
+        cpus_allocated=parse_number(fields.get("CPUAlloc", "")) or 0,
+        memory_bytes=(parse_number(fields.get("RealMemory", "")) or 0) * _MIB,
+        features=split_list(fields.get("AvailableFeatures", "")),
+        gres=clear_null(fields.get("Gres", "")),
+        boot_at=parse_moment(fields.get("BootTime", "")),
+        slurmd_started_at=parse_moment(fields.get("SlurmdStartTime", "")),
         address=fields.get("NodeAddr", ""),
         hostname=fields.get("NodeHostName", ""),
-        version=shown.text(fields.get("Version", "")),
+        version=clear_null(fields.get("Version", "")),
         details=_ALWAYS
-        | shown.details(fields, _NODE_NAMES)
+        | convert_fields(fields, _NODE_NAMES)
         | {"state": state, "cpu_load": _hundredths(fields.get("CPULoad", ""))}
         | _remarks(tail),
     )
@@ -362,16 +373,16 @@ def _reason(tail: str, people: People) -> tuple[Reason, bool]:
     text = tail[1:].removeprefix("Reason=")
     ends = list(_GIVEN.finditer(text))
     if not ends:
-        return Reason(shown.one_line(_AFTER.split(text)[0].rstrip())), True
+        return Reason(join_lines(_AFTER.split(text)[0].rstrip())), True
     first, after = text[: ends[0].start()], text[ends[0].end() :]
     more = " ".join(_AFTER.split(after, maxsplit=1)[0].split())
     is_sure = len(ends) == 1 and not more and _AFTER.search(first) is None
     user = ends[0][1]
     given = Reason(
-        shown.one_line(f"{first} {more}" if more else first),
+        join_lines(f"{first} {more}" if more else first),
         user,
         _uid(user, people),
-        values.moment(ends[0][2]),
+        parse_moment(ends[0][2]),
     )
     return given, is_sure
 
@@ -389,5 +400,5 @@ def _remarks(tail: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     parts = re.split(r" (Comment|Extra)=", tail)
     for name, text in zip(parts[1::2], parts[2::2], strict=True):
-        found[name.lower()] = shown.one_line(text)
+        found[name.lower()] = join_lines(text)
     return found

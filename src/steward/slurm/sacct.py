@@ -1,0 +1,417 @@
+"""What a row of sacct says, as records: of a job, or of a step.
+
+A row is what its columns hold, by their names in small letters. Sizes may have
+units, times may be in a zone: rows come from sacct itself and from files that
+somebody wrote with it.
+"""
+
+import re
+import secrets
+import tempfile
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, tzinfo
+from typing import Any, BinaryIO, Final
+
+from steward.core.lines import Line
+from steward.core.records import JobRecord
+from steward.slurm import tres
+from steward.slurm.commands import Commands
+from steward.slurm.errors import SlurmError
+from steward.slurm.users import People
+from steward.slurm.values import parse_exit_status, parse_moment, parse_number, parse_seconds
+
+Row = Mapping[str, str]
+"""A row's columns, by their names in small letters."""
+
+NAMED: Final = re.compile(r"(\d{1,10})(?:_(?:\[(.+)\]|(\d{1,10}))|\+(\d{1,10}))?(?:\.(.+))?")
+"""What sacct calls a job or a step: 12, 12_3, 12_[4-9], 12+1, 12.batch, 12_3.0."""
+
+_CLOCK: Final = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,2})(?:\.(\d{1,6}))?")
+_SIZE: Final = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)([KMGTPE]?)")
+_UNITS: Final = {"": 1, **{unit: 1024 ** (n + 1) for n, unit in enumerate("KMGTPE")}}
+_NOTHING: Final = frozenset({"", "None", "Unknown", "None assigned", "(null)"})
+_US: Final = 1_000_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def job_from_row(row: Row, people: People, zone: tzinfo = UTC) -> JobRecord | None:
+    """The record of a job; None if the row tells too little: no id, or no submit time.
+
+    Args:
+        row: Of a job, not of a step.
+        people: Who looks names up.
+        zone: What the row's times are in.
+    """
+    named = NAMED.fullmatch(row.get("jobid", "")) or NAMED.fullmatch(row.get("jobidraw", ""))
+    raw = row.get("jobidraw") or (named[1] if named and not named[2] and not named[3] else "")
+    submit = parse_time(row.get("submit", ""), zone)
+    if named is None or not raw.isdigit() or submit is None:
+        return None
+    is_array, is_het = "_" in named[0], named[4] is not None
+    state, by = _state(row)
+    status = parse_exit_status(row.get("exitcode", ""))
+    derived = parse_exit_status(row.get("derivedexitcode", ""))
+    limit = parse_number(row.get("timelimitraw", ""))
+    return JobRecord(
+        job_id=int(raw),
+        state=state,
+        cancelled_by=by,
+        array_job_id=int(named[1]) if is_array else 0,
+        array_task=(named[2] or named[3]) if is_array else "",
+        het_job_id=int(named[1]) if is_het else 0,
+        het_offset=int(named[4]) if is_het else 0,
+        original_sluid=_clean_text(row, "originalsluid"),
+        restarts=parse_number(row.get("restarts", "")) or 0,
+        submit=submit,
+        eligible=parse_time(row.get("eligible", ""), zone),
+        start=parse_time(row.get("start", ""), zone),
+        end=parse_time(row.get("end", ""), zone),
+        suspended_s=_seconds(row.get("suspended", "")),
+        time_limit_s=parse_seconds(row.get("timelimit", "")) if limit is None else limit * 60,
+        nodes=parse_number(row.get("nnodes", "")),
+        cpus=parse_number(row.get("ncpus", row.get("alloccpus", ""))),
+        requested_cpus=parse_number(row.get("reqcpus", "")),
+        requested_nodes=parse_number(row.get("reqnodes", "")),
+        priority=parse_number(row.get("priority", "")),
+        exit_code=status[0] if status else None,
+        exit_signal=status[1] if status else None,
+        derived_exit_code=derived[0] if derived else None,
+        derived_exit_signal=derived[1] if derived else None,
+        **_person(row, people),
+        **_texts(row),
+    )
+
+
+def step_from_row(row: Row, job: JobRecord, cluster: str, zone: tzinfo = UTC) -> Line | None:
+    """The line of a step; None if the row's name is no step's.
+
+    Args:
+        row: Of a step.
+        job: Of the job, whose row is before it.
+        cluster: The cluster's name.
+        zone: What the row's times are in.
+    """
+    named = NAMED.fullmatch(row.get("jobid", "")) or NAMED.fullmatch(row.get("jobidraw", ""))
+    if named is None or named[5] is None:
+        return None
+    state, by = _state(row)
+    status = parse_exit_status(row.get("exitcode", ""))
+    return Line(
+        cluster=cluster,
+        job_id=job.job_id,
+        label="",
+        step=named[5][:40],
+        name=_clean_text(row, "jobname"),
+        state=state,
+        cancelled_by=by,
+        exit_code=status[0] if status else None,
+        exit_signal=status[1] if status else None,
+        start_us=_micros(parse_time(row.get("start", ""), zone)),
+        end_us=_micros(parse_time(row.get("end", ""), zone)),
+        suspended_s=_seconds(row.get("suspended", "")) or 0,
+        nodes=parse_number(row.get("nnodes", "")) or 0,
+        cpus=parse_number(row.get("ncpus", row.get("alloccpus", ""))) or 0,
+        nodelist=_clean_text(row, "nodelist"),
+        tres_allocated=tres.converted(_clean_text(row, "alloctres")),
+        tasks=parse_number(row.get("ntasks", "")) or 0,
+        container=_clean_text(row, "container"),
+        submit_line=_clean_text(row, "submitline"),
+        source="slurmdbd",
+        **_used(row),
+    )
+
+
+def parse_time(raw: str, zone: tzinfo) -> datetime | None:
+    """A time as sacct writes it; whole seconds since the epoch, too."""
+    if raw.isascii() and raw.isdigit() and len(raw) <= 11:
+        return datetime.fromtimestamp(int(raw), UTC) if int(raw) else None
+    found = parse_moment(raw)
+    return None if found is None else found.replace(tzinfo=zone).astimezone(UTC)
+
+
+def parse_clock_us(raw: str) -> int | None:
+    """A span as sacct writes it, in µs: "1-02:03:04", "00:00.017"; None for what is none."""
+    parts = _CLOCK.fullmatch(raw)
+    if parts is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in parts.groups()[:4])
+    whole = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    return whole * _US + int((parts[5] or "").ljust(6, "0"))
+
+
+def parse_size(raw: str) -> int | None:
+    """A size, in bytes: "3268608", "1632K", "0.01M"; None for what is none."""
+    parts = _SIZE.fullmatch(raw)
+    return None if parts is None else int(float(parts[1]) * _UNITS[parts[2]])
+
+
+_TEXTS: Final = {
+    "jobname": "name",
+    "account": "account",
+    "partition": "partition",
+    "qos": "qos",
+    "wckey": "wckey",
+    "reservation": "reservation",
+    "reqtres": "tres_requested",
+    "alloctres": "tres_allocated",
+    "nodelist": "nodelist",
+    "constraints": "constraints",
+    "licenses": "licenses",
+    "container": "container",
+    "failednode": "failed_node",
+    "flags": "job_flags",
+    "extra": "extra",
+    "reason": "reason",
+    "comment": "comment",
+    "admincomment": "admin_comment",
+    "systemcomment": "system_comment",
+    "submitline": "submit_line",
+    "workdir": "work_dir",
+    "stdin": "stdin",
+    "stdout": "stdout",
+    "stderr": "stderr",
+    "sluid": "sluid",
+}
+"""Columns with a text, and the fields of a record that they fill."""
+
+_MAXIMA: Final = {"max_rss": "mem", "max_pages": "pages", "max_read": "fs/disk"}
+_COLUMNS: Final = {"max_rss": "maxrss", "max_pages": "maxpages", "max_read": "maxdiskread"}
+_ALONE: Final = frozenset({"jobname", "sluid", "stdin", "stdout", "stderr"})
+"""Texts that may well be None or Unknown."""
+
+
+def _clean_text(row: Row, column: str) -> str:
+    found = row.get(column, "")
+    if column in _ALONE:
+        return found
+    return "" if found in _NOTHING else found
+
+
+def _texts(row: Row) -> dict[str, Any]:
+    texts = {field: _clean_text(row, column) for column, field in _TEXTS.items()}
+    # sacct is asked with --noconvert for the sake of sizes that it would round.
+    return texts | {
+        field: tres.converted(texts[field]) for field in ("tres_requested", "tres_allocated")
+    }
+
+
+def _state(row: Row) -> tuple[str, int | None]:
+    state, _, rest = row.get("state", "").partition(" ")
+    by = rest.removeprefix("by ")
+    return state.rstrip("+").upper(), parse_number(by) if by else None
+
+
+def _person(row: Row, people: People) -> dict[str, Any]:
+    uid, gid = parse_number(row.get("uid", "")), parse_number(row.get("gid", ""))
+    if uid is None and row.get("user"):
+        uid = people.uid(row["user"])
+    if gid is None and row.get("group"):
+        gid = people.gid(row["group"])
+    return {
+        "uid": uid,
+        "user": "" if uid is None else people.user(uid) or _name(row, "user", uid),
+        "gid": gid,
+        "group": "" if gid is None else people.group(gid) or _name(row, "group", gid),
+    }
+
+
+def _name(row: Row, column: str, number: int) -> str:
+    """Name in a row of sacct whose number this host no longer resolves.
+
+    User is the association's, which slurmdbd keeps. Group, and User where slurmdbd has no
+    association, is what sacct's own host resolves: "nobody", or the number.
+    """
+    name = _clean_text(row, column)
+    return "" if name in (str(number), "nobody", "nogroup") else name
+
+
+def _used(row: Row) -> dict[str, Any]:
+    """What a step used; where the node sampled nothing, nothing is known but its CPU time."""
+    found: dict[str, Any] = {
+        "user_us": parse_clock_us(row.get("usercpu", "")),
+        "system_us": parse_clock_us(row.get("systemcpu", "")),
+        "min_cpu_us": parse_clock_us(row.get("mincpu", "")),
+        "min_cpu_node": _clean_text(row, "mincpunode"),
+        "min_cpu_task": parse_number(row.get("mincputask", "")),
+        "ave_cpu_us": parse_clock_us(row.get("avecpu", "")),
+        "ave_rss_bytes": parse_size(row.get("averss", "")),
+        "ave_pages": parse_size(row.get("avepages", "")),
+    }
+    most, total, mean = (_tres(row, f"tresusagein{which}") for which in ("max", "tot", "ave"))
+    for field, name in _MAXIMA.items():
+        column = _COLUMNS[field]
+        value = parse_size(most.get(name, "")) if name in most else parse_size(row.get(column, ""))
+        found[f"{field}_bytes" if field != "max_pages" else field] = value
+        found[f"{field}_node"] = _clean_text(row, f"{column}node")
+        found[f"{field}_task"] = parse_number(row.get(f"{column}task", ""))
+    found["ave_read_bytes"] = parse_size(mean.get("fs/disk", row.get("avediskread", "")))
+    found["read_bytes"] = parse_size(total.get("fs/disk", ""))
+    most, total, mean = (_tres(row, f"tresusageout{which}") for which in ("max", "tot", "ave"))
+    found["max_written_bytes"] = parse_size(most.get("fs/disk", row.get("maxdiskwrite", "")))
+    found["max_written_node"] = _clean_text(row, "maxdiskwritenode")
+    found["max_written_task"] = parse_number(row.get("maxdiskwritetask", ""))
+    found["ave_written_bytes"] = parse_size(mean.get("fs/disk", row.get("avediskwrite", "")))
+    found["written_bytes"] = parse_size(total.get("fs/disk", ""))
+    return found
+
+
+def _tres(row: Row, column: str) -> dict[str, str]:
+    pairs = (part.partition("=") for part in row.get(column, "").split(","))
+    return {name: value for name, _, value in pairs if name}
+
+
+def _seconds(raw: str) -> int | None:
+    found = parse_clock_us(raw)
+    return None if found is None else found // _US
+
+
+def _micros(moment: datetime | None) -> int:
+    return 0 if moment is None else int((moment - _EPOCH).total_seconds()) * _US
+
+
+FIELDS: Final = (
+    # What Slurm alone writes stands first and last.
+    *("JobIDRaw", "JobID", "UID", "GID", "State", "ExitCode", "DerivedExitCode", "Submit"),
+    *("Eligible", "Start", "End", "Suspended", "TimelimitRaw", "NNodes", "NCPUS", "ReqCPUS"),
+    *("ReqNodes", "ReqTRES", "AllocTRES", "NodeList", "NTasks", "Restarts", "SLUID"),
+    *("OriginalSLUID", "UserCPU", "SystemCPU", "MinCPU", "MinCPUNode", "MinCPUTask", "AveCPU"),
+    *("MaxRSSNode", "MaxRSSTask", "AveRSS", "MaxPagesNode", "MaxPagesTask", "AvePages"),
+    *("MaxDiskReadNode", "MaxDiskReadTask", "MaxDiskWriteNode", "MaxDiskWriteTask"),
+    *("TRESUsageInMax", "TRESUsageInTot", "TRESUsageInAve"),
+    *("TRESUsageOutMax", "TRESUsageOutTot", "TRESUsageOutAve", "Priority", "Flags", "FailedNode"),
+    *("User", "Group", "Account", "Partition", "QOS", "WCKey", "Reservation", "Constraints"),
+    *("Licenses", "Container", "Reason", "JobName", "WorkDir", "StdIn", "StdOut", "StdErr"),
+    *("SubmitLine", "Comment", "AdminComment", "SystemComment", "Extra", "DBIndex"),
+)
+NEEDED: Final = ("jobid", "submit", "end", "state")
+"""Columns without which a file tells nothing that could be put into books."""
+
+_TIMEOUT_S: Final = 1800.0
+_CHUNK: Final = 1 << 20
+_LONGEST_ROW: Final = 4 << 20
+_WORD: Final = re.compile(r"[A-Za-z]{1,40}")
+
+
+class History:
+    """A cluster's slurmdbd, asked for all that it knows of a time.
+
+    Args:
+        commands: How sacct is run.
+        cluster: ClusterName in slurm.conf.
+    """
+
+    def __init__(self, commands: Commands, cluster: str) -> None:
+        self._commands = commands
+        self._cluster = cluster
+        self._fields: list[str] = []
+        self.passed_over = 0
+
+    def rows(self, since: datetime, until: datetime, *, steps: bool = True) -> Iterator[Row]:
+        """Jobs that were eligible or ran between two times, all runs of them, and their steps.
+
+        Memory is bounded on our side, whatever the time holds; times are UTC.
+
+        Args:
+            since: Beginning of the time.
+            until: Its end.
+            steps: Whether steps are wanted too.
+
+        Raises:
+            SlurmError: slurmdbd does not answer, or refuses.
+        """
+        separator = f"<{secrets.token_hex(12)}>"
+        fields = self._known_fields()
+        with tempfile.TemporaryFile() as file:
+            self._commands.run_into(
+                file,
+                "sacct",
+                *("-n", "-P", "-a", "-D", "--noconvert", "-M", self._cluster),
+                *(() if steps else ("-X",)),
+                *("-S", _slurm_time(since), "-E", _slurm_time(until)),
+                *("--delimiter", separator, "-o", ",".join(fields)),
+                timeout_s=_TIMEOUT_S,
+            )
+            file.seek(0)
+            names = [name.lower() for name in fields]
+            for parts in _records(file, separator.encode(), len(names)):
+                if parts is None:
+                    self.passed_over += 1
+                else:
+                    yield dict(zip(names, map(_decode, parts), strict=True))
+
+    def _known_fields(self) -> list[str]:
+        if not self._fields:
+            # Any version's sacct says what it knows.
+            known = set(self._commands.run("sacct", "--helpformat").decode("ascii").split())
+            self._fields = [name for name in FIELDS if name in known]
+        return self._fields
+
+
+def rows_of_file(file: BinaryIO, delimiter: str = "|") -> Iterator[tuple[Row | None, int]]:
+    """The rows of a file that ``sacct -P`` wrote, with its heading.
+
+    Args:
+        file: Open for reading, at its start.
+        delimiter: What stands between columns.
+
+    Yields:
+        Each row, None for one that is none, and how many bytes of the file are behind it.
+
+    Raises:
+        SlurmError: The heading is none, or lacks a column that is needed.
+    """
+    separator = delimiter.encode()
+    heading = file.readline(_LONGEST_ROW)
+    names = [_decode(part).lower() for part in heading.rstrip(b"\r\n").split(separator)]
+    is_closed = not names[-1]
+    if is_closed:
+        names.pop()  # sacct -p ends each row with a delimiter, as sacct -P does not
+    missing = [name for name in NEEDED if name not in names and f"{name}raw" not in names]
+    if missing or not all(_WORD.fullmatch(name) for name in names):
+        raise SlurmError(
+            "this is no output of sacct -P with a heading and the columns JobID, JobIDRaw, Submit, "
+            "Start, End, State: write it with sacct -P -a -D -o ALL",
+            ("sacct",),
+            heading[:200].decode("utf-8", "backslashreplace"),
+        )
+    place = len(heading)
+    while line := file.readline(_LONGEST_ROW):
+        place += len(line)
+        parts = line.rstrip(b"\r\n").split(separator)
+        if is_closed and not parts[-1]:
+            parts.pop()
+        is_row = len(parts) == len(names)
+        yield dict(zip(names, map(_decode, parts), strict=True)) if is_row else None, place
+
+
+def _records(file: BinaryIO, separator: bytes, columns: int) -> Iterator[list[bytes] | None]:
+    """Rows between separators; a text may hold line ends, the first and last column may not."""
+    parts: list[bytes] = []
+    left = b""
+    while True:
+        chunk = file.read(_CHUNK)
+        *whole, left = (left + chunk).split(separator)
+        for part in whole:
+            if len(parts) == columns - 1:
+                last, end, first = part.partition(b"\n")
+                yield [*parts, last] if end and last.isdigit() else None
+                parts = [first]
+            else:
+                parts.append(part)
+        if not chunk:
+            break
+        if len(left) > _LONGEST_ROW:
+            left = left[-len(separator) :]
+    if len(parts) == columns - 1:
+        yield [*parts, left.rstrip(b"\n")]
+    elif parts or left.strip():
+        yield None
+
+
+def _decode(raw: bytes) -> str:
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def _slurm_time(moment: datetime) -> str:
+    """A time as Slurm's commands take it under TZ=UTC."""
+    return moment.strftime("%Y-%m-%dT%H:%M:%S")
