@@ -34,7 +34,7 @@ from steward.agent import agent
 from steward.capture.settings import NodesSettings
 from steward.core.config import ArchiveSettings, Settings
 from steward.core.journal import JournalReader
-from steward.core.munge.munged import Munge
+from steward.core.munge import Munge
 from steward.slurm.settings import ClusterSettings
 
 NODES, TASKS = scaled(5000, 8), 128

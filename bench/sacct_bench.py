@@ -26,13 +26,12 @@ from typing import Any
 import msgspec
 
 from scale import scaled
-from steward.core.access import Standing
+from steward.core.access import Standing, Standings
 from steward.core.config import Settings
-from steward.core.lines import Line
-from steward.core.moments import moment
+from steward.core.records import Line
 from steward.core.sqlite import open_database, transaction
-from steward.core.standings import Standings
-from steward.core.waiting import Stop
+from steward.core.timestamps import moment
+from steward.core.waits import Stop
 from steward.daemon.answers import Service
 from steward.daemon.registry import action_registry
 from steward.daemon.socket import SocketServer

@@ -36,7 +36,7 @@ from servers.process import free_port
 from steward.admin.credentials.store import CredentialStore
 from steward.bank.settings import BankSettings, GateSettings
 from steward.core.config import AccessSettings, Settings
-from steward.core.config.file import Loaded, render
+from steward.core.config.reader import Loaded, render
 from steward.core.events import utc_now
 from steward.web.settings import WebSettings
 from web_filling import CLUSTER, FIRST_JOB, READER, fill, settings_in

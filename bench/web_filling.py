@@ -18,7 +18,7 @@ import web_money
 import web_nodes
 from search_bench import make_script
 from steward.archive.files.sink import FilesSink
-from steward.core.access import Standing
+from steward.core.access import Standing, Standings
 from steward.core.config import Settings
 from steward.core.events import (
     JOB_END,
@@ -33,9 +33,8 @@ from steward.core.events import (
 )
 from steward.core.incoming import Store, kept_filename, stores_of
 from steward.core.journal.store import Journal, rows_of
-from steward.core.looks import Look, Looks
+from steward.core.poll_status import Look, Looks
 from steward.core.records import JobRecord
-from steward.core.standings import Standings
 from steward.slurm.settings import ClusterSettings
 
 CLUSTER = "main"

@@ -18,8 +18,10 @@ from steward.core.events import (
     RESERVATION_STATE,
     ControllerState,
     Event,
+    NodeState,
+    PartitionState,
+    ReservationState,
 )
-from steward.core.state_facts import NodeState, PartitionState, ReservationState
 
 NODES: Final = 5000
 PARTITIONS: Final = ("batch", "gpu", "debug")

@@ -28,9 +28,9 @@ from steward.bank.ledger import Account, By, open_ledger
 from steward.bank.money import MICRO
 from steward.bank.settings import BankSettings, GateSettings
 from steward.core.config import ArchiveSettings, JournalSettings, Settings
-from steward.core.config.file import Loaded, render
+from steward.core.config.reader import Loaded, render
 from steward.core.journal import JournalLink, JournalUnavailable
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 from steward.slurm.settings import ClusterSettings
 
 WAIT_S = 60.0

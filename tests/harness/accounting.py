@@ -19,8 +19,8 @@ from steward.core.events import (
     JobFacts,
     JobScript,
 )
-from steward.core.moments import micros
 from steward.core.records import JobRecord
+from steward.core.timestamps import micros
 from steward.core.usage import NodeGap, StepEnd, StepStart, TasksExited, TaskUsage
 
 START = NOVEMBER - timedelta(hours=2)

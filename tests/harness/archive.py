@@ -32,9 +32,9 @@ from steward.core.events import (
     Kept,
 )
 from steward.core.incoming import Store, kept_filename
-from steward.core.moments import micros
 from steward.core.records import JobRecord
 from steward.core.redaction import REDACTED
+from steward.core.timestamps import micros
 from steward.slurm.settings import ClusterSettings
 
 DAY = "alpha/ada/2026/03/01"

@@ -14,7 +14,7 @@ from steward.bank.records import Charge, Rate, Use
 from steward.bank.settings import BankSettings
 from steward.core.access import Standing
 from steward.core.events import Event
-from steward.core.moments import micros
+from steward.core.timestamps import micros
 from steward.jobs import Jobs, database_path
 
 BY = By(who="root")

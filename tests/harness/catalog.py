@@ -15,7 +15,7 @@ from steward.archive.catalog.search import Found, Searcher, Wanted
 from steward.core.config import ArchiveSettings
 from steward.core.events import Event
 from steward.core.incoming import STATE_STORE, Store
-from steward.core.moments import micros
+from steward.core.timestamps import micros
 
 
 def make_site(directory: Path) -> Site:

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from steward.core.events import JOB_SCRIPT, Event, JobScript, Kept, script_key
-from steward.core.moments import micros
+from steward.core.timestamps import micros
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 NOON_US = 1_772_366_400 * 10**6

@@ -37,7 +37,7 @@ from steward.bank.records import (
 from steward.bank.settings import BankSettings, GateSettings
 from steward.core.config import Settings
 from steward.core.errors import Unavailable
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 from steward.slurm.cluster_model import NodeShape, PartitionPicture, Picture
 
 CLUSTER = "c"
@@ -54,7 +54,7 @@ import signal, sys
 import msgspec
 from steward.core.config import Settings
 from steward.daemon.consumer_workers import run_gate
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 stop = Stop()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
 run_gate(msgspec.json.decode(sys.argv[1], type=Settings), stop, lambda: None)

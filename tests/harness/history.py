@@ -9,10 +9,9 @@ from harness.events import at, make_event, us
 from harness.site import Site
 from steward.capture.settings import SensorSettings
 from steward.core.access import Standing
-from steward.core.events import NODE_STATE, RESERVATION_STATE, Event
-from steward.core.lines import Line
+from steward.core.events import NODE_STATE, RESERVATION_STATE, Event, NodeState, ReservationState
+from steward.core.records import Line
 from steward.core.sqlite import open_database, transaction
-from steward.core.state_facts import NodeState, ReservationState
 from steward.jobs import database_path
 from steward.jobs.lines import put_lines
 from steward.jobs.tables import MIGRATIONS

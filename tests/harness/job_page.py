@@ -10,8 +10,7 @@ from steward.accounting.job_page.requests import PageAnswer, RunPart
 from steward.accounting.settings import NotesSettings
 from steward.cli.drawing import ASCII, Pens, plain
 from steward.cli.job import rows_of
-from steward.core.lines import Line
-from steward.core.records import JobRecord
+from steward.core.records import JobRecord, Line
 from steward.core.usage import StepEnd, StepStart, StepUsage, TaskUsage
 
 T = 1_790_000_000_000_000

@@ -21,10 +21,9 @@ from steward.core.events import (
     TASK_EXIT,
     Event,
 )
-from steward.core.lines import Line
-from steward.core.records import JobRecord
+from steward.core.records import JobRecord, Line
 from steward.core.usage import RunFact, StepEnd, StepStart, StepUsage, TasksExited, TaskUsage
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 from steward.extensions.jobacct_plugins import Job, JobAcctPlugin, Message, Rusage, Step, consumer
 from steward.extensions.jobacct_plugins.consumer import Around, PluginConsumer
 from steward.extensions.jobacct_plugins.log.consumer import LogConsumer

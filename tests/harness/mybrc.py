@@ -12,7 +12,7 @@ from steward.bank.reconciling import reconcile
 from steward.bank.records import Hold
 from steward.bank.settings import BankSettings, RemoteBankSettings
 from steward.core.events import Event
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 from steward.extensions.mybrc.outbox import relay
 from steward.extensions.mybrc.remote import Passing
 

@@ -11,7 +11,7 @@ from servers.authority import Authority
 from steward.core.config import ArchiveSettings
 from steward.core.journal import JournalLink, JournalReader
 from steward.core.journal.server import JournalServer
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 
 
 class Receives(Protocol):

@@ -16,8 +16,7 @@ from steward.automation.rules.execution import Found, Look
 from steward.automation.rules.store import Execution, Store
 from steward.automation.runner import Ran
 from steward.automation.settings import ActionsSettings, RulesSettings
-from steward.core.events import NODE_STATE, Event
-from steward.core.state_facts import NodeState
+from steward.core.events import NODE_STATE, Event, NodeState
 from steward.slurm.settings import ClusterSettings
 
 SOON_S = 0.1

@@ -15,7 +15,7 @@ from steward.accounting.sacct.requests import SacctText
 from steward.accounting.sacct.selection import line_filter, window
 from steward.accounting.sacct.sources import Both, Parquet, Source, scratch_of
 from steward.core.access import Asker
-from steward.core.lines import Line
+from steward.core.records import Line
 from steward.extensions.jobacct_plugins.log.packing import write_parquet
 
 ROOT = Asker(uid=0, user="root", how="local")

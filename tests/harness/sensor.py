@@ -16,9 +16,9 @@ from steward.core.events import (
     PARTITION_STATE,
     RESERVATION_STATE,
     Event,
+    NodeState,
 )
 from steward.core.journal.store import JournalUnavailable
-from steward.core.state_facts import NodeState
 from steward.slurm import SlurmDown
 from steward.slurm.cluster import Ping
 from steward.slurm.cluster_records import NodeRecord, PartitionRecord, ReservationRecord

@@ -20,7 +20,7 @@ from steward.admin.doctor.findings import Finding
 from steward.core.access import Asker
 from steward.core.actions import Action, Registry
 from steward.core.errors import Refused
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 from steward.daemon.answers import Knows, Limits, Service
 from steward.daemon.socket import SocketServer, peer_uid
 from steward.slurm.commands import Commands

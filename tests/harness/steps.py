@@ -11,7 +11,7 @@ from harness.events import at, make_event, us
 from harness.jobs import Books, record
 from steward.core.config import Settings
 from steward.core.events import STEP_END, STEP_START, TASK_EXIT, Event
-from steward.core.lines import Line
+from steward.core.records import Line
 from steward.core.usage import StepEnd, StepStart, TasksExited, TaskUsage
 from steward.jobs import Jobs, JobsConsumer
 

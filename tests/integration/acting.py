@@ -16,7 +16,7 @@ from servers.answering import Quiet, answering
 from steward.accounting.settings import MailSettings
 from steward.automation.settings import ActionsSettings
 from steward.core.config import AccessSettings
-from steward.core.config.file import Loaded, render
+from steward.core.config.reader import Loaded, render
 from steward.sandbox import Sandbox, SandboxSpec
 
 USERS = ("ada", "bela", "olga", "carl")

@@ -23,7 +23,7 @@ from steward.bank.ledger import Account, By, open_ledger
 from steward.bank.money import MICRO
 from steward.bank.records import Charge, Hold, Mode, ModeRule, Rate
 from steward.bank.settings import BankSettings, GateSettings
-from steward.core.config.file import Loaded, render
+from steward.core.config.reader import Loaded, render
 from steward.core.events import utc_now
 from steward.core.records import JobRecord
 from steward.jobs import Jobs, database_path

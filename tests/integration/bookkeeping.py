@@ -17,7 +17,7 @@ from steward import native
 from steward.admin.plugins.installation import install_shim
 from steward.agent import agent
 from steward.capture.settings import NodesSettings
-from steward.core.config.file import Loaded, render
+from steward.core.config.reader import Loaded, render
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.sandbox.cluster import Inside
 

@@ -19,13 +19,12 @@ from steward.bank.gate.link import GateLink
 from steward.bank.ledger import OutboxItem, open_ledger
 from steward.bank.settings import BankSettings, GateSettings
 from steward.bank.statements import OUTBOX
-from steward.core.access import Standing
+from steward.core.access import Standing, Standings
 from steward.core.config import ArchiveSettings, JournalSettings, Settings
 from steward.core.events import Event
 from steward.core.journal import JournalLink
-from steward.core.moments import micros
-from steward.core.standings import Standings
-from steward.core.waiting import Stop
+from steward.core.timestamps import micros
+from steward.core.waits import Stop
 from steward.reports.settings import HistorySettings
 from steward.slurm.cluster_model import NodeShape, PartitionPicture, Picture
 from steward.slurm.settings import ClusterSettings

@@ -30,11 +30,13 @@ from steward.core.events import (
     Event,
     JobFacts,
     JobsMissed,
+    NodeState,
+    PartitionState,
+    ReservationState,
     utc_now,
 )
-from steward.core.moments import micros
 from steward.core.records import JobRecord
-from steward.core.state_facts import NodeState, PartitionState, ReservationState
+from steward.core.timestamps import micros
 from steward.core.usage import NodeGap, StepEnd, StepStart, TasksExited, TaskUsage
 
 GIB: Final = 1 << 30

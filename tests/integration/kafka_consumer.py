@@ -19,7 +19,7 @@ from steward.core.config import RedactSettings
 from steward.core.events import JOB_SCRIPT, Event
 from steward.core.incoming import Store, Stores
 from steward.core.redaction import Redactor
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 from steward.extensions.kafka.events import Taking
 from steward.extensions.kafka.settings import ConsumeSettings
 from steward.extensions.kafka.source import CHECK_EVERY_S, KafkaSource

@@ -14,10 +14,10 @@ from steward.accounting.settings import MailSettings
 from steward.automation.settings import ActionsSettings, RulesSettings
 from steward.capture.sensor.changes import NodeShown, compare
 from steward.capture.sensor.store import StateStore
-from steward.core.config.file import Loaded, render
+from steward.core.config.reader import Loaded, render
 from steward.core.events import NODE_STATE, RULE_EXECUTION, Event
 from steward.core.journal import JournalLink
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 from steward.sandbox import Sandbox
 
 CLUSTER = "box"

@@ -14,7 +14,7 @@ from submitting import PATIENCE, wait_until
 
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, JournalSettings, Settings
-from steward.core.config.file import Loaded, render
+from steward.core.config.reader import Loaded, render
 from steward.core.incoming import StoreUnavailable, stores_of
 from steward.core.journal import JournalReader
 from steward.core.redaction import REDACTED

@@ -13,17 +13,17 @@ from submitting import wait_until
 
 from steward.capture.sensor.triggers import EVENTS
 from steward.capture.settings import HELPER_NAME, SensorSettings
-from steward.core.config.file import Loaded, render
+from steward.core.config.reader import Loaded, render
 from steward.core.events import (
     CONTROLLER_STATE,
     NODE_STATE,
     PARTITION_STATE,
     RESERVATION_STATE,
     Event,
+    NodeState,
 )
 from steward.core.journal import JournalReader
 from steward.core.sqlite import SqliteUnavailable
-from steward.core.state_facts import NodeState
 from steward.sandbox import Sandbox
 from steward.slurm.node_states import format_node_state, parse_node_state
 

@@ -14,7 +14,7 @@ from submitting import PATIENCE, wait_until
 
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, Settings
-from steward.core.config.file import Loaded, render
+from steward.core.config.reader import Loaded, render
 from steward.sandbox import Sandbox
 from steward.sandbox.cluster import Inside
 from steward.slurm.settings import ClusterSettings

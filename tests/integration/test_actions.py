@@ -14,7 +14,7 @@ from steward_daemon import STEWARD, Daemon
 from submitting import PATIENCE, submit_to, wait_until
 
 from steward.automation.operation import operations
-from steward.core.config.file import Loaded, render
+from steward.core.config.reader import Loaded, render
 from steward.sandbox import Sandbox
 
 __all__ = ["healthy", "site"]

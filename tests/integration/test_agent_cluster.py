@@ -16,7 +16,7 @@ from servers.process import free_port
 from steward.accounting.settings import AccountingSettings
 from steward.admin.plugins.installation import install_shim
 from steward.capture.settings import NodesSettings
-from steward.core.config.file import Loaded, render
+from steward.core.config.reader import Loaded, render
 from steward.core.events import TASK_EXIT
 from steward.sandbox import Sandbox, SandboxSpec
 

@@ -23,8 +23,8 @@ from test_agent_trust import post
 
 from servers.process import free_port
 from steward.agent import agent
-from steward.core.config.file import Loaded, render
-from steward.core.munge.munged import Munge
+from steward.core.config.reader import Loaded, render
+from steward.core.munge import Munge
 
 __all__ = ["make_munged"]
 
@@ -32,8 +32,8 @@ USER = "daemon"
 MOST_BODY = (1 << 20) + (64 << 10)
 ENCODE: Final = """
 import os, pwd, sys
-from steward.core.munge.munged import Munge
-from steward.core.config.file import Loaded, render
+from steward.core.munge import Munge
+from steward.core.config.reader import Loaded, render
 os.setuid(pwd.getpwnam(sys.argv[2]).pw_uid)
 print(Munge(sys.argv[1]).encode(sys.argv[3].encode()).decode())
 """

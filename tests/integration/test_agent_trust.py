@@ -14,9 +14,9 @@ from running import Daemon
 from servers.answering import answering
 from servers.process import free_port
 from steward.agent import agent
+from steward.core import munge
 from steward.core.errors import Refused
-from steward.core.munge import library
-from steward.core.munge.munged import Claim, Munge, MungeUnavailable
+from steward.core.munge import Claim, Munge, MungeUnavailable
 
 __all__ = ["make_munged"]
 
@@ -142,8 +142,8 @@ def test_munge_by_its_library_or_its_commands(
     make_munged: MakeMunged, monkeypatch: pytest.MonkeyPatch, has_library: bool
 ) -> None:
     if not has_library:
-        monkeypatch.setattr(library, "loaded", lambda: None)
-    elif library.loaded() is None:
+        monkeypatch.setattr(munge, "loaded", lambda: None)
+    elif munge.loaded() is None:
         pytest.skip("there is no libmunge")
     here, strange = Munge(make_munged("127.0.0.9").socket), Munge(make_munged().socket)
     payload = bytes(range(1, 256)) * 4

@@ -36,7 +36,7 @@ import storm
 from steward.archive.files.verify import verify
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import JournalSettings, Settings
-from steward.core.config.file import DEFAULT_PATH
+from steward.core.config.reader import DEFAULT_PATH
 
 pytestmark = pytest.mark.timeout(1200)
 

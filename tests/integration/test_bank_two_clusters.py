@@ -10,7 +10,7 @@ from bank_storms import Storm
 from banking import ACCOUNTS, BankSite, bank_site
 
 from steward.bank.money import MICRO
-from steward.core.config.file import Loaded, render
+from steward.core.config.reader import Loaded, render
 
 pytestmark = [
     pytest.mark.long,

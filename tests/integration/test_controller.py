@@ -41,7 +41,7 @@ from servers.authority import Authority
 from servers.process import free_port
 from steward.core.config import Settings
 from steward.core.errors import Refused
-from steward.core.munge.munged import Munge, MungeUnavailable
+from steward.core.munge import Munge, MungeUnavailable
 from steward.extensions.controllers import wire
 from steward.extensions.controllers.admission import Witness
 from steward.extensions.controllers.settings import ForwardSettings, ReceiveSettings

@@ -19,7 +19,7 @@ from steward.archive.settings import FilesSinkSettings
 from steward.automation.settings import RulesSettings
 from steward.bank.settings import BankSettings, GateSettings
 from steward.core.config import AccessSettings, ArchiveSettings
-from steward.core.config.file import Loaded, render
+from steward.core.config.reader import Loaded, render
 from steward.extensions.search_servers.settings import OpenSearchSinkSettings
 from steward.sandbox import Sandbox, SandboxSpec
 

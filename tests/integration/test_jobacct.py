@@ -28,7 +28,7 @@ from steward.core.events import RUN_END, RUN_START, STEP_USAGE, Event
 from steward.core.journal import JournalLink
 from steward.core.records import JobRecord
 from steward.core.usage import RunFact, StepUsage, TaskUsage
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 from steward.sandbox import Sandbox
 
 DOCS = Path(__file__).parents[2] / "docs" / "plugins.md"

@@ -27,7 +27,7 @@ from servers.mybrc import (
 from steward.bank.ledger import By, open_ledger
 from steward.bank.records import ModeRule
 from steward.core.config import Settings
-from steward.core.serving import Timeouts
+from steward.core.http_server import Timeouts
 
 BY = By(who="tests")
 JOBCOMP = (

@@ -26,7 +26,7 @@ from steward.bank.ledger import By, open_ledger
 from steward.bank.records import Charge, Use
 from steward.bank.settings import BankSettings, RemoteBankSettings
 from steward.core.config import Settings
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 from steward.daemon.consumer_workers import run_mybrc, run_remote
 from steward.extensions.mybrc.outbox import KIND, Told, told_change, told_hold
 

@@ -18,7 +18,7 @@ from steward.automation.operation import operations
 from steward.automation.settings import ActionsSettings
 from steward.capture.settings import SensorSettings
 from steward.core.config import AccessSettings
-from steward.core.config.file import Loaded, render
+from steward.core.config.reader import Loaded, render
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.sandbox.cluster import Inside
 

@@ -21,10 +21,10 @@ from submitting import state_of, wait_until
 
 from steward.capture.settings import SensorSettings
 from steward.core.access import Access, Asker
-from steward.core.config.file import Loaded, render
+from steward.core.config.reader import Loaded, render
 from steward.core.events import utc_now
-from steward.core.moments import micros
 from steward.core.sqlite import SqliteUnavailable
+from steward.core.timestamps import micros
 from steward.reports.actions import ACTIONS
 from steward.reports.context import ReportsRoom
 from steward.reports.history.reader import HistoryReader

@@ -26,7 +26,7 @@ from steward.bank.gate.link import GateLink
 from steward.bank.gate.shapes import RemoteMeans
 from steward.bank.money import MICRO
 from steward.core.access import Asker
-from steward.core.config.file import Loaded, render
+from steward.core.config.reader import Loaded, render
 from steward.core.errors import Refused
 from steward.daemon.registry import action_registry
 from steward.sandbox import Sandbox

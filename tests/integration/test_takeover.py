@@ -16,7 +16,7 @@ from submitting import submit_to, wait_until
 
 from servers.process import free_port
 from steward.core.config import Settings
-from steward.core.config.file import Loaded, render
+from steward.core.config.reader import Loaded, render
 from steward.sandbox import Sandbox, SandboxSpec
 from steward.sandbox.cluster import Inside
 from steward.slurm.settings import ClusterSettings

@@ -19,7 +19,7 @@ from webbing import OPERATOR, WEB_USER, WebSite
 from steward.admin.credentials.context import who_asked
 from steward.admin.credentials.errors import NotKnown
 from steward.admin.credentials.requests import VouchRequest
-from steward.core.munge.requests import digest, statement
+from steward.core.munge import digest, statement
 from steward.web.settings import WebSettings
 
 pytestmark = pytest.mark.wide

@@ -15,7 +15,7 @@ from munging import ME, credential, munge_site, origin, post
 from steward_daemon import STEWARD
 from webbing import OPERATOR, WEB_USER, WebSite
 
-from steward.core.munge.requests import digest, statement
+from steward.core.munge import digest, statement
 
 pytestmark = pytest.mark.wide
 

@@ -30,7 +30,7 @@ from steward.accounting.settings import AccountingSettings
 from steward.archive.settings import LimitSettings
 from steward.bank.money import MICRO
 from steward.core.config import JournalSettings
-from steward.core.config.file import Loaded, render
+from steward.core.config.reader import Loaded, render
 
 SOAK_S: Final = float(os.environ.get("STEWARD_SOAK_S", "600"))
 ROUGH: Final = 0.4

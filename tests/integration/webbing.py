@@ -12,7 +12,7 @@ from submitting import PATIENCE, wait_until
 
 from servers.process import free_port
 from steward.core.config import AccessSettings
-from steward.core.config.file import Loaded, render
+from steward.core.config.reader import Loaded, render
 from steward.sandbox import Sandbox
 from steward.sandbox.cluster import Inside
 from steward.web.settings import WebSettings

@@ -9,7 +9,7 @@ from steward.bank.errors import BankError, BankUsage
 from steward.bank.ledger import NO_ACCOUNT, Account
 from steward.bank.ledger.opened import Ledger
 from steward.bank.records import ModeRule, Rate
-from steward.core.moments import moment
+from steward.core.timestamps import moment
 
 
 class AccountCases:

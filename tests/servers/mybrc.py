@@ -14,8 +14,8 @@ from servers.process import free_port
 from steward.bank.ledger import Account, By, open_ledger
 from steward.bank.settings import BankSettings, GateSettings
 from steward.core.config import Settings
-from steward.core.serving import Timeouts
-from steward.core.waiting import Stop
+from steward.core.http_server import Timeouts
+from steward.core.waits import Stop
 from steward.daemon.consumer_workers import run_mybrc
 from steward.extensions.mybrc.settings import MybrcSettings
 from steward.extensions.mybrc.users import hashed

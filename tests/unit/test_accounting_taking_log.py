@@ -13,7 +13,7 @@ from harness.site import Site
 from steward.accounting.errors import AccountingError
 from steward.accounting.imports import Maker, Taken, is_table, take_log
 from steward.core.events import RUN_END, STEP_USAGE
-from steward.core.lines import Line
+from steward.core.records import Line
 from steward.extensions.jobacct_plugins.log.records import lines_of
 
 CLUSTER = "alpha"

@@ -213,7 +213,7 @@ def test_a_file_system_without_links(
 ) -> None:
     no_links(monkeypatch)
     if not knows_noreplace:
-        monkeypatch.setattr("steward.core.filesystems.RENAME_NOREPLACE", 1 << 20)
+        monkeypatch.setattr("steward.core.files.RENAME_NOREPLACE", 1 << 20)
     site = archive.make_site(tmp_path, compress=compress)
     first, second = (
         archive.script(site, 7, b"first"),

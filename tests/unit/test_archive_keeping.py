@@ -13,7 +13,7 @@ from harness.site import Site
 from steward.archive.errors import ArchiveUnavailable
 from steward.archive.files.sink import FilesSink
 from steward.archive.files.tree import KEEPER, Keeper
-from steward.core.config.file import load
+from steward.core.config.reader import load
 
 
 def other_site(tmp_path: Path, root: Path) -> Site:

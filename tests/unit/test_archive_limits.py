@@ -20,7 +20,7 @@ from steward.core.config import Settings
 from steward.core.config.checks import problems
 from steward.core.events import ARCHIVE_PURGE, Event
 from steward.core.sqlite import open_database
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 
 DAY_NS = 86400 * 10**9
 NOW_NS = time.time_ns()

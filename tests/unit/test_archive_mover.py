@@ -17,7 +17,7 @@ from steward.archive.files.mover import Mover
 from steward.archive.files.reader import FilesReader
 from steward.archive.files.tree import Tree
 from steward.archive.files.verify import Problem, verify
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from steward.archive.files.mover import Mover
 from steward.archive.files.reader import FilesReader
 from steward.archive.files.verify import verify
 from steward.core.events import Event
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 
 SCRIPT = b"#!/bin/sh\n" + b"hostname\n" * 200
 

@@ -18,7 +18,7 @@ from steward.archive.files.permissions import readers_of
 from steward.archive.files.tree import NO_LINK
 from steward.archive.files.verify import verify
 from steward.core.events import Event
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 
 
 def inode(site: Site, path: str) -> int:

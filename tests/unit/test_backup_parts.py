@@ -19,7 +19,7 @@ from steward.core.journal import Journal, JournalLink, JournalReader
 from steward.core.journal.server import JournalServer
 from steward.core.journal.store import put_back, rows_of
 from steward.core.sqlite import open_database, transaction
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 from steward.slurm.settings import ClusterSettings
 
 

@@ -17,9 +17,9 @@ from steward.bank.ledger import By
 from steward.bank.money import MICRO
 from steward.bank.room import BankRoom
 from steward.core.access import Asker
-from steward.core.lines import Line
-from steward.core.moments import micros
+from steward.core.records import Line
 from steward.core.sqlite import open_database, transaction
+from steward.core.timestamps import micros
 from steward.daemon.registry import action_registry
 from steward.jobs import database_path
 from steward.jobs.lines import put_lines

@@ -37,8 +37,8 @@ from steward.core.events import (
     Event,
     QueueLooked,
 )
-from steward.core.looks import COST_FACTOR
-from steward.core.waiting import Stop
+from steward.core.poll_status import COST_FACTOR
+from steward.core.waits import Stop
 from steward.slurm.client import Slurm
 from steward.slurm.cluster_model import NodeShape, PartitionPicture, Picture
 

@@ -17,8 +17,8 @@ from steward.bank.estimate import (
 )
 from steward.bank.prices import dearest_price
 from steward.bank.records import Description, Factor, Rate, Use
-from steward.core.moments import micros
 from steward.core.records import JobRecord
+from steward.core.timestamps import micros
 
 EVERYTHING = Rate(weights=dict.fromkeys(["cpu", "mem", "node", "gres/gpu", "billing"], SU))
 

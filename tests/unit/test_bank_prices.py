@@ -11,7 +11,7 @@ from steward.bank.factors import dearest, permille_at, split
 from steward.bank.money import rounded
 from steward.bank.prices import dearest_price, price, rate_for
 from steward.bank.records import Factor, Rate, Use
-from steward.core.moments import micros
+from steward.core.timestamps import micros
 
 SU = 1_000_000
 PARIS = ZoneInfo("Europe/Paris")

@@ -19,7 +19,7 @@ from steward.bank.reconciling import Reconciling, charges, mark_unpriced, reconc
 from steward.bank.records import Rate
 from steward.bank.settling import Pricing
 from steward.core.events import JOB_END, RUN_END, Event, JobFacts
-from steward.core.moments import micros, micros_or_0
+from steward.core.timestamps import micros, micros_or_0
 from steward.slurm.accounting import whole_runs
 from steward.slurm.sacct import History, job_from_row
 from steward.slurm.settings import ClusterSettings

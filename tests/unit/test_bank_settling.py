@@ -21,8 +21,8 @@ from steward.bank.settling import (
     is_piece_of,
     same_as,
 )
-from steward.core.moments import micros
 from steward.core.records import JobRecord
+from steward.core.timestamps import micros
 from steward.core.usage import RunFact
 from steward.slurm.cluster_model import NodeShape, PartitionPicture, Picture
 

@@ -34,10 +34,10 @@ from steward.bank.notices import (
 from steward.bank.settings import BankSettings, NotifySettings
 from steward.bank.statements import OUTBOX, last_month, mail_due
 from steward.bank.upkeep import Upkeep
-from steward.core.bank_facts import BankThreshold
 from steward.core.config import Settings
+from steward.core.events import BankThreshold
 from steward.core.logs import set_up
-from steward.core.posting import NotSent
+from steward.core.notifications import NotSent
 
 NOTICE = Notice(kind="bank.threshold", subject="[bank] x", text="hello\n", to=("olga",))
 

@@ -18,7 +18,7 @@ from steward.core.incoming import MARKER, Store, StoreUnavailable
 from steward.core.journal import JournalUnavailable
 from steward.core.journal.store import Row
 from steward.core.redaction import Redactor
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 
 __all__ = ["faults", "no_lease_signals"]
 

@@ -11,7 +11,7 @@ import pytest
 
 from harness.commands import SCRIPTS, fill_spool, steward
 from steward.cli.app import run
-from steward.core.config.file import load
+from steward.core.config.reader import load
 
 
 @pytest.fixture

@@ -31,14 +31,11 @@ from steward.admin.credentials.requests import (
     VouchRequest,
 )
 from steward.admin.credentials.store import CredentialStore, end_revived
-from steward.core import scopes
-from steward.core.access import Access, Asker
+from steward.core.access import ALL, Access, Asker, NotInScope, check_scope, is_known, scope_of
 from steward.core.actions import Registry
 from steward.core.config import AccessSettings, Settings
 from steward.core.errors import Refused, UsageError
-from steward.core.munge.munged import MungeUnavailable
-from steward.core.munge.requests import digest
-from steward.core.scopes import NotInScope
+from steward.core.munge import MungeUnavailable, digest
 from steward.daemon.registry import ACTIONS
 from steward.slurm.settings import ClusterSettings
 from steward.web.settings import WebSettings
@@ -164,11 +161,11 @@ def test_what_a_token_is_good_for(room: CredentialsRoom, clock: Clock) -> None:
     assert bearer == Asker(
         uid=ADA.uid, user="nobody", how="token", scopes=frozenset({"read", "bank"})
     )
-    scopes.check_scope(bearer, "accounting.sacct")
-    scopes.check_scope(bearer, "bank.deposit")
+    check_scope(bearer, "accounting.sacct")
+    check_scope(bearer, "bank.deposit")
     for action in ("archive.show", "automation.run", "journal.replay", "credentials.token_create"):
         with pytest.raises(NotInScope, match="scope"):
-            scopes.check_scope(bearer, action)
+            check_scope(bearer, action)
     clock.now += timedelta(seconds=60)
     with pytest.raises(NotKnown):
         room.bearer(made.secret)
@@ -293,12 +290,12 @@ def test_what_nobody_made_is_not_known(text: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(ACTIONS))
 def test_somebody_has_thought_about_every_actions_scope(name: str) -> None:
-    assert scopes.is_known(name)
-    assert scopes.scope_of(name) in scopes.ALL
+    assert is_known(name)
+    assert scope_of(name) in ALL
 
 
 def test_what_is_not_known_takes_the_most() -> None:
-    assert scopes.scope_of("new.thing") == "admin"
+    assert scope_of("new.thing") == "admin"
 
 
 OPERATORS = AccessSettings(operators=("nobody",))
@@ -355,9 +352,9 @@ def test_how_far_an_operators_rights_go_in_a_session(
     ):
         assert sees_and_changes(room, session) == expected
         # What is made in it goes no further, also when it is brought by a program.
-        made = token(room, room.bearer(session), scopes=tuple(scopes.ALL))
+        made = token(room, room.bearer(session), scopes=tuple(ALL))
         assert sees_and_changes(room, made.secret) == expected
-    made = token(room, ADA, scopes=tuple(scopes.ALL))
+    made = token(room, ADA, scopes=tuple(ALL))
     assert sees_and_changes(room, made.secret) == (True, True)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.commands import steward
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 from steward.daemon.reload import Reloaded, ReloadListener, ReloadUnavailable, ask_reload
 
 CONFIG = """\

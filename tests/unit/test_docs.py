@@ -11,7 +11,7 @@ import typer
 
 import write_docs as docs
 from steward.cli.app import app
-from steward.core.config.file import load
+from steward.core.config.reader import load
 
 ROOT = Path(__file__).parent.parent.parent
 RECORDS = sorted((ROOT / "docs" / "decisions").glob("*.md"))

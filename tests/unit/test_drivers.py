@@ -21,7 +21,7 @@ from steward.bank.ledger import open_ledger
 from steward.bank.settings import BankSettings
 from steward.core import drivers
 from steward.core.config import Settings
-from steward.core.config.file import load
+from steward.core.config.reader import load
 from steward.core.drivers import DRIVERS, Driver
 from steward.core.errors import Unavailable
 from steward.core.events import Event

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from steward.core.ending import end_below, end_group
+from steward.core.processes import end_below, end_group
 
 Program = subprocess.Popen[bytes]
 

@@ -10,7 +10,6 @@ import pytest
 from harness.events import NOON, make_event
 from harness.journal import JournaledSite
 from steward.core.access import Asker, Standing
-from steward.core.bank_facts import BankThreshold
 from steward.core.config import AccessSettings
 from steward.core.errors import UsageError
 from steward.core.events import (
@@ -20,11 +19,14 @@ from steward.core.events import (
     NODE_STATE,
     PARTITION_STATE,
     RULE_EXECUTION,
+    BankThreshold,
     ControllerState,
     JobFacts,
+    NodeState,
+    PartitionState,
+    RuleExecution,
 )
 from steward.core.records import JobRecord
-from steward.core.state_facts import NodeState, PartitionState, RuleExecution
 from steward.reports.event_texts import words
 from steward.reports.events import EventsAnswer, EventTold
 

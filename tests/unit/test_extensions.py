@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from steward.core.config.file import ConfigError, load
+from steward.core.config.reader import ConfigError, load
 from steward.core.errors import StewardError
 from steward.core.extensions import load_offer, offers_of
 

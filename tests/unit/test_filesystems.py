@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from steward.core.filesystems import network_kind
+from steward.core.files import network_kind
 
 
 class Mounts:

@@ -24,7 +24,7 @@ from steward.core.events import (
 )
 from steward.core.incoming import parse_kept_filename
 from steward.core.records import JobRecord
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 from steward.extensions.controllers.admission import KINDS, Admitting
 from steward.extensions.controllers.wire import Row
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from steward.core.config import Settings
-from steward.core.config.file import ConfigError, load
+from steward.core.config.reader import ConfigError, load
 from steward.core.errors import UsageError
 from steward.daemon.controller import controller_parts
 from steward.daemon.workers import parts_of

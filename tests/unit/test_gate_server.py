@@ -27,9 +27,8 @@ from steward.bank.gate.shapes import VERSION, Claim, Seen, Submit
 from steward.bank.money import MICRO
 from steward.bank.records import Books, Description, Settlement
 from steward.bank.settings import BankPartitionSettings, BankSettings
-from steward.core.access import Standing
+from steward.core.access import Standing, Standings
 from steward.core.events import utc_now
-from steward.core.standings import Standings
 
 
 def test_a_job_from_its_submit_to_its_settlement(tmp_path: Path) -> None:

@@ -11,10 +11,9 @@ from harness import history
 from harness.events import NOON, at
 from harness.site import ADA, ROOT, Site
 from steward.core.errors import Refused, UsageError
-from steward.core.events import PARTITION_STATE, encode
-from steward.core.leaving import leave
+from steward.core.events import PARTITION_STATE, NodesNow, PartitionState, encode, nodes_now_path
+from steward.core.files import write_status
 from steward.core.sqlite import open_database, transaction
-from steward.core.state_facts import NodesNow, PartitionState, nodes_now_path
 from steward.reports.history.consumer import database_path
 from steward.reports.history.spans import MIGRATIONS
 
@@ -60,7 +59,7 @@ def test_nodes_in_use_are_shown_as_they_are_at_the_last_poll(site: Site) -> None
     def poll(silent_since: datetime | None = None, **states: tuple[str, ...]) -> None:
         path = nodes_now_path(site.settings.state_dir, "c1")
         named = {key.replace("_", "+"): names for key, names in states.items()}
-        leave(path, NodesNow(states=named, silent_since=silent_since))
+        write_status(path, NodesNow(states=named, silent_since=silent_since))
 
     def states(**request: Any) -> dict[str, str]:
         answer = site.ask("history.nodes", ADA, cluster="c1", **request)

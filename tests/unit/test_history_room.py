@@ -11,16 +11,16 @@ import pytest
 from harness import history
 from harness.events import NOON, at
 from harness.site import ADA, BELA, COORDINATOR, ROOT, Site
-from steward.core.bank_facts import BankThreshold
 from steward.core.errors import Refused, UsageError
 from steward.core.events import (
     BANK_THRESHOLD,
     CONTROLLER_STATE,
     NODE_STATE,
     RULE_EXECUTION,
+    BankThreshold,
     ControllerState,
+    RuleExecution,
 )
-from steward.core.state_facts import RuleExecution
 from steward.reports.history.consumer import HistoryConsumer
 
 

@@ -15,8 +15,8 @@ from harness.nodes import task as task_line
 from harness.steps import done, ended, exited, launched, lines_of, running, task
 from steward.capture.nodes.aggregation import flaw_of, fold
 from steward.core.events import STEP_USAGE
-from steward.core.lines import Line
-from steward.core.moments import moment
+from steward.core.records import Line
+from steward.core.timestamps import moment
 from steward.extensions.jobacct_plugins.log.reader import read_lines
 from steward.jobs import Jobs
 

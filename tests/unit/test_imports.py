@@ -43,7 +43,7 @@ HEAVY = {
 LATE = {
     *(f"steward.extensions.mybrc.{name}" for name in ("application", "described")),
     "steward.bank.gate.secure",
-    "steward.core.serving",
+    "steward.core.http_server",
     *(
         ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
         for path in (ROOT / "web").rglob("*.py")

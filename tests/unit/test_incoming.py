@@ -7,7 +7,7 @@ import pytest
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import ArchiveSettings, Settings
 from steward.core.events import Kept
-from steward.core.filesystems import network_kind
+from steward.core.files import network_kind
 from steward.core.incoming import (
     MARKER,
     Store,

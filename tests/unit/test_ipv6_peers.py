@@ -11,7 +11,7 @@ from steward.capture.nodes.senders import Head, Senders
 from steward.capture.settings import NodesSettings
 from steward.core.config import Settings
 from steward.core.errors import Refused, Unavailable
-from steward.core.munge.requests import digest
+from steward.core.munge import digest
 from steward.extensions.controllers.admission import Peers, Unwitnessed
 from steward.extensions.controllers.settings import ReceiveSettings
 from steward.slurm.settings import ClusterSettings

@@ -23,7 +23,7 @@ from steward.core.events import (
     STEP_ACCOUNTED,
     Event,
 )
-from steward.core.lines import Line
+from steward.core.records import Line
 from steward.core.usage import AccountingExpire, StepAccounted
 from steward.extensions.jobacct_plugins.log.files import LogFiles, LogUnavailable, days_in
 from steward.extensions.jobacct_plugins.log.reader import read_lines

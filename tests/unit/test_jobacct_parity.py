@@ -15,9 +15,9 @@ from harness.jobs import record
 from harness.steps import Clocked, done, exited, histories, launched, running
 from harness.steps import ended as ended_step
 from steward.core.events import STEP_USAGE, Event
-from steward.core.lines import Line
-from steward.core.moments import micros
+from steward.core.records import Line
 from steward.core.sqlite import open_reader
+from steward.core.timestamps import micros
 from steward.core.usage import StepUsage
 from steward.jobs.lines import COLUMNS, line_of
 

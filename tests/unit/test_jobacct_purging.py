@@ -15,7 +15,7 @@ from steward.core.events import (
     Event,
     script_key,
 )
-from steward.core.lines import Line
+from steward.core.records import Line
 from steward.core.usage import StepAccounted
 from steward.extensions.jobacct_plugins.log.blanking import Blanking
 

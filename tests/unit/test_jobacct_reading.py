@@ -18,7 +18,7 @@ from steward.core.access import Asker
 from steward.core.config import AccessSettings
 from steward.core.errors import Refused
 from steward.core.events import ACCOUNTING_EXPIRE, RUN_START, Event
-from steward.core.lines import Line
+from steward.core.records import Line
 from steward.extensions.jobacct_plugins.log.actions import DumpAnswer, DumpChunk
 from steward.extensions.jobacct_plugins.log.files import LogError
 from steward.extensions.jobacct_plugins.log.reader import read_lines

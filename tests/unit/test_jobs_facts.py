@@ -7,8 +7,8 @@ import pytest
 from harness.events import at
 from harness.jobs import record
 from steward.core.events import JOB_END, Event
-from steward.core.moments import micros, moment
 from steward.core.records import JobRecord
+from steward.core.timestamps import micros, moment
 from steward.jobs.run_merge import RunFacts, blanked, merge_runs
 from steward.slurm.job_states import FORGOTTEN
 

@@ -5,7 +5,7 @@ import msgspec
 from harness.events import at
 from harness.jobs import record
 from steward.core.events import JOB_END, Event, JobFacts
-from steward.core.moments import micros
+from steward.core.timestamps import micros
 from steward.jobs.identity import KeptScript, Resolved, resolve
 from steward.jobs.run_merge import RunFacts
 from steward.jobs.run_views import views

@@ -21,7 +21,7 @@ from steward.core.events import (
     STEP_USAGE,
     Event,
 )
-from steward.core.lines import Line
+from steward.core.records import Line
 from steward.core.sqlite import open_database
 from steward.core.usage import AccountingExpire, StepAccounted, StepUsage
 from steward.jobs import Jobs

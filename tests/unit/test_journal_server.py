@@ -23,17 +23,9 @@ from steward.core.journal import (
     JournalReader,
     JournalUnavailable,
 )
-from steward.core.journal.link import (
-    FRAME_BYTES,
-    LARGEST_FRAME,
-    SOCKET,
-    Frames,
-    frame,
-    frames_of,
-)
-from steward.core.journal.lock import take_lock
-from steward.core.journal.server import JournalServer
-from steward.core.waiting import Stop
+from steward.core.journal.client import FRAME_BYTES, LARGEST_FRAME, SOCKET, Frames, frame, frames_of
+from steward.core.journal.server import JournalServer, take_lock
+from steward.core.waits import Stop
 
 MakeLink = Callable[..., JournalLink]
 

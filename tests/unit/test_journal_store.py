@@ -24,7 +24,7 @@ from steward.core.events import (
 )
 from steward.core.incoming import stores_of
 from steward.core.journal import Backlog, Journal, JournalError, JournalReader
-from steward.core.journal.trimming import trim
+from steward.core.journal.server import trim
 from steward.core.sqlite import SqliteError, SqliteUnavailable
 
 __all__ = ["journal", "reader"]

@@ -18,7 +18,7 @@ from steward.core.events import (
 )
 from steward.core.incoming import kept_filename, stores_of
 from steward.core.journal import Journal, JournalReader
-from steward.core.journal.trimming import bound, trim
+from steward.core.journal.server import bound, trim
 
 __all__ = ["journal", "reader"]
 

@@ -15,8 +15,8 @@ from steward.capture.captured_jobs import Known
 from steward.core.events import ARCHIVE_PURGE, ArchivePurge, script_key, utc_now
 from steward.core.incoming import kept_filename, stores_of
 from steward.core.journal import Journal, JournalReader
+from steward.core.journal.server import trim
 from steward.core.journal.store import rows_of
-from steward.core.journal.trimming import trim
 from steward.daemon.once import run_once
 from steward.daemon.source_workers import orphans_of_others
 from steward.daemon.workers import orphans_of

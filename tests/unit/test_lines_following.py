@@ -14,7 +14,7 @@ from steward.capture.jobcomp import JobcompLines, Places
 from steward.capture.log_follower import Following, Place
 from steward.core.errors import Unavailable
 from steward.core.events import JOB_END, NODE_GAP, Event
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 
 _opened: list[Following | JobcompLines | Places] = []
 

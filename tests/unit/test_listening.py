@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from steward.core.listening import ListenUnavailable, host_and_port, listener_at
+from steward.core.listeners import ListenUnavailable, host_and_port, listener_at
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from steward.cli.app import run
 from steward.core.config import Settings
-from steward.core.config.file import load
-from steward.core.config.looking import doubts, mistakes
+from steward.core.config.checks import doubts, mistakes
+from steward.core.config.reader import load
 
 BEGIN = '[cluster.c]\nslurm = false\nspool = "/spool"\n'
 KAFKA = '[archive.sink.k]\nkind = "kafka"\n[archive.sink.k.broker]\nservers = ["k1:1"]\n'

@@ -24,7 +24,7 @@ from steward.cli.mail import addresses, is_whole
 from steward.client import DaemonAway
 from steward.core.config import Settings
 from steward.core.errors import UsageError
-from steward.core.posting import Letter, NotSent, message, post
+from steward.core.notifications import Letter, NotSent, letter_message, send_letter
 from steward.core.printable import safe
 
 HOSTILE = "Slurm Job_id=7 Name=x\nBcc: all@example.org\n\nfree money"
@@ -101,7 +101,7 @@ def test_addresses() -> None:
 
 def test_a_message_has_the_headers_that_it_should_and_no_others() -> None:
     built = email.message_from_bytes(
-        message(letter(), "München\n.\nFrom here"), policy=email.policy.default
+        letter_message(letter(), "München\n.\nFrom here"), policy=email.policy.default
     )
     assert set(built) == {
         *("To", "Subject", "Date", "Auto-Submitted"),
@@ -124,7 +124,7 @@ PIECES = st.sampled_from(
 @example("x" * 1200)
 def test_no_subject_makes_headers_or_a_body(subject: str) -> None:
     sent = msgspec.structs.replace(letter(), subject=safe(subject), sender="Jörg <a@example.org>")
-    head, _, body = message(sent, "hello").partition(b"\n\n")
+    head, _, body = letter_message(sent, "hello").partition(b"\n\n")
     names = [line.partition(b":")[0] for line in head.split(b"\n") if line[:1] not in b" \t"]
     assert set(names) - {b"Subject"} == {
         *(b"To", b"From", b"Date", b"Auto-Submitted"),
@@ -139,7 +139,7 @@ def test_no_subject_makes_headers_or_a_body(subject: str) -> None:
 def test_a_subject_is_shown_as_it_was_written() -> None:
     for subject in (WORDS, "Slurm Job_id=1 Name=x Ended, Run time 00:00:01", "Jäger=?", ""):
         sent = msgspec.structs.replace(letter(), subject=subject)
-        shown = email.message_from_bytes(message(sent, "hello")).get("Subject", "")
+        shown = email.message_from_bytes(letter_message(sent, "hello")).get("Subject", "")
         assert str(make_header(decode_header(shown))) == subject
 
 
@@ -241,7 +241,7 @@ def test_a_mail_goes_out_though_no_process_can_be_had(tmp_path: Path, mailer: Ma
 def test_a_mailer_that_hangs_is_ended(tmp_path: Path, mailer: Mailer) -> None:
     program = mailer(f"echo $$ > {tmp_path}/pid; exec sleep 1000")
     with pytest.raises(NotSent, match="did not end within"):
-        post(letter(program, timeout_s=1.0), "")
+        send_letter(letter(program, timeout_s=1.0), "")
     pid = int((tmp_path / "pid").read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.core.errors import UsageError
-from steward.core.munge.requests import difference, digest, statement, statement_over
+from steward.core.munge import difference, digest, statement, statement_over
 
 TEXTS = ("POST", "/api/v1/ask/bank.deposit", '{"account":"physics"}', "steward.example.org")
 ASKED = (TEXTS[0], TEXTS[1], TEXTS[2].encode(), TEXTS[3])

@@ -20,7 +20,7 @@ from servers.mybrc_reference import ReferenceBank
 from steward.bank.gate.link import GateLink
 from steward.bank.ledger import Account
 from steward.core.events import utc_now
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 from steward.daemon.consumer_workers import Pusher
 from steward.extensions.mybrc.balances import DEAREST, Balances
 

@@ -13,7 +13,7 @@ from servers.answering import Quiet, answering
 from servers.mybrc import mybrc_settings, with_money
 from steward.bank.ledger import open_ledger
 from steward.bank.settings import BankSettings, RemoteBankSettings
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 from steward.extensions.mybrc.outbox import KIND, Told, told_change, told_hold
 from steward.extensions.mybrc.remote import Passing
 

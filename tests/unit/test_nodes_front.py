@@ -16,7 +16,7 @@ from steward.capture.nodes.http import Connection, Connections
 from steward.capture.nodes.listener import Front, NodeListener, socket_of
 from steward.capture.settings import NodesSettings
 from steward.core.config import Settings
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can be other users")
 

@@ -10,7 +10,7 @@ import pytest
 
 from steward.agent import agent
 from steward.core.config import Settings
-from steward.core.config.file import ConfigError, load
+from steward.core.config.reader import ConfigError, load
 from steward.daemon.controller import controller_parts
 from steward.daemon.workers import parts_of
 

@@ -22,7 +22,7 @@ from steward.cli.app import run
 from steward.core.access import Access, Asker
 from steward.core.actions import Registry
 from steward.core.config import AccessSettings, Settings
-from steward.core.config.file import Loaded, render
+from steward.core.config.reader import Loaded, render
 from steward.core.errors import UsageError
 
 OLGA = Asker(uid=4001, user="olga")

@@ -17,9 +17,9 @@ from steward.automation.audit import Audit, AuditBegun
 from steward.automation.errors import WrongParameters
 from steward.automation.rules.execution import RunnersHand, message_of
 from steward.automation.rules.store import Execution
+from steward.core.access import access_of
 from steward.core.actions import Registry
 from steward.core.events import utc_now
-from steward.core.standings import access_of
 
 BEGIN = """
 import sys, msgspec

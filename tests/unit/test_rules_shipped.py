@@ -14,8 +14,7 @@ from steward.automation.operation import operation
 from steward.automation.operation import read_parameters as read_parameters
 from steward.automation.rules import rulebook
 from steward.automation.settings import RulesSettings
-from steward.core.bank_facts import BankThreshold
-from steward.core.events import BANK_THRESHOLD, RUN_END, Event
+from steward.core.events import BANK_THRESHOLD, RUN_END, BankThreshold, Event
 from steward.core.records import JobRecord
 from steward.core.usage import RunFact
 

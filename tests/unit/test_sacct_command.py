@@ -11,7 +11,7 @@ import yaml
 
 from steward.cli import app
 from steward.cli.sacct import run
-from steward.core.lines import Line
+from steward.core.records import Line
 from steward.core.sqlite import open_database, transaction
 from steward.jobs import database_path
 from steward.jobs.lines import put_lines

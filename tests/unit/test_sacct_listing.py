@@ -14,7 +14,7 @@ from steward.accounting.sacct.output import sacct_of_file
 from steward.accounting.sacct.requests import SacctAnswer, SacctText
 from steward.accounting.sacct.selection import limit_s, window
 from steward.accounting.sacct.sources import Source, scratch_of
-from steward.core.lines import Line
+from steward.core.records import Line
 from steward.extensions.jobacct_plugins.log.packing import write_parquet
 
 __all__ = ["closed", "mixed", "source"]

@@ -19,7 +19,7 @@ from steward.accounting.sacct.requests import SacctRequest, SacctText
 from steward.accounting.sacct.sources import Both, scratch_of
 from steward.core.access import Access, Asker, Standing
 from steward.core.config import AccessSettings, Settings
-from steward.core.lines import Line
+from steward.core.records import Line
 from steward.core.sqlite import open_database, transaction
 from steward.extensions.jobacct_plugins.log.packing import write_parquet
 from steward.jobs import database_path

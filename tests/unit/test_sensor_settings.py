@@ -7,7 +7,7 @@ import pytest
 from steward.capture.sensor.triggers import program_of
 from steward.capture.settings import SensorSettings
 from steward.core.config import Settings
-from steward.core.config.file import ConfigError, load
+from steward.core.config.reader import ConfigError, load
 from steward.daemon.controller import controller_parts
 from steward.daemon.workers import parts_of
 from steward.slurm.settings import ClusterSettings

@@ -19,8 +19,8 @@ import pytest
 
 from servers.authority import Authority
 from steward.admin.credentials.requests import MeAnswer
-from steward.core.serving import Served, headed, limited, listen, serve
-from steward.core.waiting import Stop
+from steward.core.http_server import Served, headed, limited, listen, serve
+from steward.core.waits import Stop
 from steward.web.application import application
 from steward.web.daemon_client import Desk
 from steward.web.settings import WebSettings

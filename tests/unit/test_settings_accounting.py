@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from steward.core.config import Settings
-from steward.core.config.file import ConfigError, load
+from steward.core.config.reader import ConfigError, load
 from steward.daemon.consumer_workers import accounting_parts
 
 BASE = '[cluster.main]\nspool = "/var/spool/slurmctld"\n[accounting]\n'

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from steward.core.config.file import ConfigError, load
+from steward.core.config.reader import ConfigError, load
 
 GOOD = """
 state_dir = "/var/lib/steward"

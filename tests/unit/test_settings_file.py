@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from steward.archive.settings import FilesSinkSettings
 from steward.core.config import AccessSettings, ArchiveSettings, Settings
-from steward.core.config.file import ConfigError, Loaded, load, load_with_lines, render
-from steward.core.config.toml_lines import key_lines
+from steward.core.config.problems import key_lines
+from steward.core.config.reader import ConfigError, Loaded, load, load_with_lines, render
 from steward.extensions.kafka.settings import KafkaSinkSettings
 from steward.slurm.settings import ClusterSettings
 

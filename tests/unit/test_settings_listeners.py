@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from steward.core.config.file import ConfigError, load
+from steward.core.config.reader import ConfigError, load
 
 HEAD = '[cluster.c1]\nslurm = false\nspool = "/spool"\n[archive.sink.files]\npath = "/archive"\n'
 

@@ -6,7 +6,7 @@ import pytest
 
 from steward.automation.settings import RulesSettings
 from steward.core.config import Settings
-from steward.core.config.rule_checks import rule_problems
+from steward.core.config.component_checks import rule_problems
 from steward.slurm.settings import ClusterSettings
 
 

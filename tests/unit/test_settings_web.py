@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from steward.core.config import Settings
-from steward.core.config.web_checks import web_problems
+from steward.core.config.component_checks import web_problems
 from steward.web.settings import WebSettings
 
 

@@ -18,8 +18,8 @@ from harness.slurm import Stage
 from steward.admin import init
 from steward.admin.init import SetupError, Site, Wishes, make, site_of, steps, text_of
 from steward.archive.settings import FilesSinkSettings
-from steward.core.config.file import ConfigError, load
-from steward.core.filesystems import network_kind
+from steward.core.config.reader import ConfigError, load
+from steward.core.files import network_kind
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 SHOWN = {

@@ -28,7 +28,7 @@ from steward.admin.plugins.spank import (
 from steward.bank.settings import GateSettings
 from steward.cli.app import run
 from steward.core.config import Settings
-from steward.core.config.file import Loaded, render
+from steward.core.config.reader import Loaded, render
 from steward.slurm.settings import ClusterSettings
 
 __all__ = ["site"]

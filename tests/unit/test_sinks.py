@@ -21,7 +21,7 @@ from steward.core.events import (
     JOB_SEEN,
     Event,
 )
-from steward.core.journal.trimming import bound
+from steward.core.journal.server import bound
 
 
 @pytest.fixture

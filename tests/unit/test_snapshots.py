@@ -16,7 +16,7 @@ from steward.core.events import (
     JOB_STATE,
     Event,
 )
-from steward.core.looks import Look
+from steward.core.poll_status import Look
 from steward.slurm.settings import ClusterSettings
 
 __all__ = ["clock", "journal", "slurm", "snapshots"]

@@ -8,13 +8,13 @@ from harness.events import NOON
 from harness.site import Clock
 from harness.slurm import Scripted, clock, journal, record, slurm
 from steward.capture.queue_polls import Snapshots
-from steward.core.bank_facts import HoldFact
 from steward.core.events import (
     HOLD_CONFIRMED,
     HOLD_PLACED,
     JOB_SEEN,
     QUEUE_LOOKED,
     Event,
+    HoldFact,
     utc_now,
 )
 from steward.slurm.settings import ClusterSettings

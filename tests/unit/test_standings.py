@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from steward.capture.associations import StandingSource
-from steward.core.access import Standing
+from steward.core.access import OLDEST_S, Standing, Standings
 from steward.core.errors import StewardError, Unavailable
-from steward.core.standings import OLDEST_S, Standings
 
 SOME = Standing(
     private_data=frozenset({"jobs"}),

@@ -15,10 +15,11 @@ from steward.core.events import (
     CONTROLLER_STATE,
     NODE_STATE,
     ControllerState,
+    NodesNow,
+    nodes_now_path,
 )
+from steward.core.files import read_status
 from steward.core.journal.store import JournalUnavailable
-from steward.core.leaving import left
-from steward.core.state_facts import NodesNow, nodes_now_path
 from steward.slurm.cluster import Ping
 
 __all__ = ["site"]
@@ -59,7 +60,7 @@ def test_the_last_poll_is_told_with_its_time_while_slurmctld_is_away(
     site: SensorRun, tmp_path: Path
 ) -> None:
     def now() -> NodesNow:
-        found = left(nodes_now_path(str(tmp_path), "c1"), NodesNow)
+        found = read_status(nodes_now_path(str(tmp_path), "c1"), NodesNow)
         assert found is not None
         return found[0]
 

@@ -8,8 +8,7 @@ import pytest
 from steward.automation.rules.triggers import trigger_of
 from steward.capture.sensor.changes import Change, NodeShown, compare
 from steward.capture.sensor.sensor import shown_of
-from steward.core.events import NODE_STATE, Event
-from steward.core.state_facts import NodeState
+from steward.core.events import NODE_STATE, Event, NodeState
 from steward.slurm.cluster_records import NodeRecord, powered_down
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)

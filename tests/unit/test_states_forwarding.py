@@ -11,8 +11,7 @@ from harness.events import NOON
 from harness.sensor import Shown, Told
 from steward.capture.sensor.sensor import Sensor
 from steward.capture.sensor.store import StateStore
-from steward.core.events import NODE_STATE, Event, encode
-from steward.core.state_facts import NodeState
+from steward.core.events import NODE_STATE, Event, NodeState, encode
 from steward.extensions.controllers.admission import Admitting
 from steward.extensions.controllers.wire import Row
 from steward.slurm.cluster_records import ReservationRecord

@@ -7,8 +7,7 @@ import pytest
 
 from steward.automation.rules.triggers import trigger_of
 from steward.capture.sensor.changes import NodeShown, compare
-from steward.core.events import NODE_STATE, Event
-from steward.core.state_facts import NodeState
+from steward.core.events import NODE_STATE, Event, NodeState
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 SILENT = "IDLE+NOT_RESPONDING"

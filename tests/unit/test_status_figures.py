@@ -20,9 +20,9 @@ from steward.bank.ledger import Account, By, open_ledger
 from steward.bank.money import MICRO
 from steward.core.access import Asker
 from steward.core.config import Settings
-from steward.core.config.file import load
+from steward.core.config.reader import load
 from steward.core.events import utc_now
-from steward.core.looks import Look, Looks
+from steward.core.poll_status import Look, Looks
 from steward.daemon.registry import action_registry
 
 BY = By(who="root")

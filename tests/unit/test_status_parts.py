@@ -18,13 +18,13 @@ from steward.admin.doctor.host_checks import parts
 from steward.admin.status.requests import StatusShowRequest
 from steward.admin.status.workers import DaemonStanding, PartLine, read
 from steward.core.config import Settings
-from steward.core.leaving import leave
+from steward.core.files import write_status
 from steward.daemon.registry import action_registry
 from steward.slurm.settings import ClusterSettings
 
 SUPERVISOR = """
 import os, resource, sys, time
-from steward.core.leaving import NotLeft
+from steward.core.files import NotLeft
 from steward.admin.status.workers import Leaving, PartLine, read
 
 place = sys.argv[1]
@@ -96,7 +96,7 @@ def held(tmp_path: Path) -> Iterator[Held]:
 def test_a_daemon_that_can_write_nothing_runs_nonetheless(tmp_path: Path, held: Held) -> None:
     # What the daemon before has left there is not this one's.
     stale = DaemonStanding(version="0", since=datetime.now(UTC), parts=(PartLine(name="old"),))
-    leave(str(tmp_path / "daemon.json"), stale)
+    write_status(str(tmp_path / "daemon.json"), stale)
     assert read(str(tmp_path)) is None
     held.do("fill")
     assert "cannot write" in held.do("put")

@@ -16,7 +16,7 @@ import pytest
 from steward.bank.settings import BankSettings
 from steward.core.config import Settings
 from steward.core.errors import StewardError
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 from steward.daemon.supervisor import Beat, Part, Supervisor, Timing
 from steward.daemon.workers import parts_of
 

@@ -1,6 +1,6 @@
 import os
 
-from steward.core.waiting import Backoff, Stop
+from steward.core.waits import Backoff, Stop
 
 
 def test_stop_ends_every_wait() -> None:

@@ -14,7 +14,7 @@ from steward.admin.credentials.errors import NotKnown
 from steward.admin.credentials.requests import MeAnswer, MeRequest, VouchAnswer, VouchRequest
 from steward.core.access import Asker
 from steward.core.actions import Action, Registry
-from steward.core.munge.requests import digest
+from steward.core.munge import digest
 from steward.daemon.answers import Limits
 from steward.web.application import application
 from steward.web.daemon_client import Desk

@@ -20,7 +20,7 @@ from steward.capture.nodes.last_seen import Heard
 from steward.core.access import Asker
 from steward.core.actions import Action, Answer, Request, Shape
 from steward.core.errors import Refused, Unavailable
-from steward.core.lines import Line
+from steward.core.records import Line
 from steward.jobs import KeptLaunch
 from steward.slurm.times import TimeError, parse_time, zone_called
 

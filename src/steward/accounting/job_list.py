@@ -20,9 +20,8 @@ from steward.archive.requests import Selection
 from steward.archive.selection import Span, job_filter
 from steward.core.access import Asker
 from steward.core.actions import Action
-from steward.core.lines import Line
-from steward.core.moments import micros
-from steward.core.records import JobRecord
+from steward.core.records import JobRecord, Line
+from steward.core.timestamps import micros
 from steward.jobs import Job, JobFilter
 from steward.jobs.queries import Array, Listed, ListPlace
 from steward.slurm.job_states import FINISHED

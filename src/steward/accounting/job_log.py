@@ -6,7 +6,7 @@ from typing import Final, Protocol
 import msgspec
 
 from steward.core.extensions import load_offer
-from steward.core.lines import Line
+from steward.core.records import Line
 
 _GROUP: Final = "steward.job_log"
 _NAME: Final = "log"

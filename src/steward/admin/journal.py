@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from steward.core import events
 from steward.core.access import Access, Asker
 from steward.core.actions import Action
 from steward.core.errors import Refused, UsageError
-from steward.core.journal.link import JournalLink
-from steward.core.journal.reading import ConsumerStatus, DeadLetter, JournalReader
-from steward.core.waiting import Stop
+from steward.core.events import BODIES, Event
+from steward.core.journal.client import JournalLink
+from steward.core.journal.reader import ConsumerStatus, DeadLetter, JournalReader
+from steward.core.waits import Stop
 from steward.reports.events import EventTold, told
 
 _MOST_EVENTS = 10_000
@@ -207,9 +207,9 @@ def _status(room: JournalRoom, asker: Asker, _request: StatusRequest) -> StatusA
 
 def _list(room: JournalRoom, asker: Asker, request: ListRequest) -> ListAnswer:
     room.admit(asker)
-    unknown = set(request.kinds) - set(events.BODIES)
+    unknown = set(request.kinds) - set(BODIES)
     if unknown:
-        kinds = ", ".join(events.BODIES)
+        kinds = ", ".join(BODIES)
         raise UsageError(f"there is no kind {min(unknown)!r}: the kinds are {kinds}")
     limit = max(1, min(request.limit, _MOST_EVENTS))
     reader = room.reader()
@@ -220,11 +220,11 @@ def _list(room: JournalRoom, asker: Asker, request: ListRequest) -> ListAnswer:
     return ListAnswer(events=tuple(map(told, found)))
 
 
-def _newest(reader: JournalReader, request: ListRequest, limit: int) -> list[events.Event]:
+def _newest(reader: JournalReader, request: ListRequest, limit: int) -> list[Event]:
     """The first events behind a position, or the last ones before the head."""
-    kinds = frozenset(request.kinds or events.BODIES)
+    kinds = frozenset(request.kinds or BODIES)
 
-    def between(after: int, most: int) -> list[events.Event]:
+    def between(after: int, most: int) -> list[Event]:
         found, _ = reader.read(after, kinds, most)
         clusters = request.clusters
         return [event for event in found if not clusters or event.cluster in clusters]

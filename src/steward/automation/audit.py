@@ -15,7 +15,6 @@ from typing import Any, Final, Literal
 import msgspec
 
 from steward.automation.errors import AuditUnavailable
-from steward.core.moments import micros, moment
 from steward.core.sqlite import (
     Connection,
     SqliteUnavailable,
@@ -25,6 +24,7 @@ from steward.core.sqlite import (
     transaction,
     translated,
 )
+from steward.core.timestamps import micros, moment
 
 NAME: Final = "audit.db"
 Ending = Literal["succeeded", "failed", "timeout"]

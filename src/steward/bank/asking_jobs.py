@@ -15,7 +15,7 @@ from steward.bank.records import Charge, Description, PriceLine, Quote, Rate
 from steward.bank.room import BankAnswer, BankRoom
 from steward.core.access import Asker
 from steward.core.actions import Action, Request
-from steward.core.moments import micros
+from steward.core.timestamps import micros
 from steward.jobs.job_ids import JobNameError, parse
 from steward.slurm.times import zone_called
 

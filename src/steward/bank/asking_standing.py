@@ -13,7 +13,7 @@ from steward.bank.records import AccountBooks
 from steward.bank.room import BankAnswer, BankRoom
 from steward.core.access import Asker
 from steward.core.actions import Action, Request, Shape
-from steward.core.moments import micros, moment
+from steward.core.timestamps import micros, moment
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from steward.bank.uncounted import not_counted
 from steward.core.access import Asker
 from steward.core.actions import Action, Request, Shape
 from steward.core.errors import Unavailable
-from steward.core.moments import micros
+from steward.core.timestamps import micros
 
 if TYPE_CHECKING:
     from steward.core.records import JobRecord

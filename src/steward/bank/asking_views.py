@@ -12,7 +12,7 @@ from steward.bank.records import Hold
 from steward.bank.room import BankAnswer, BankRoom, Rights
 from steward.core.access import Asker
 from steward.core.actions import Action, Request, Shape
-from steward.core.moments import moment
+from steward.core.timestamps import moment
 from steward.slurm.times import zone_called
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import msgspec
 from steward.bank.estimate import description_of
 from steward.bank.gate.shapes import Claim
 from steward.bank.records import Description
-from steward.core.moments import micros, micros_or_0
 from steward.core.records import JobRecord
+from steward.core.timestamps import micros, micros_or_0
 from steward.jobs import Job
 from steward.slurm.arrays import without_task
 from steward.slurm.job_states import base_state

@@ -46,8 +46,8 @@ from steward.core.events import (
     Event,
     utc_now,
 )
-from steward.core.moments import micros, micros_or_0, moment
 from steward.core.records import JobRecord
+from steward.core.timestamps import micros, micros_or_0, moment
 from steward.core.usage import RunFact
 from steward.slurm.job_states import FINISHED, base_state
 

@@ -33,9 +33,9 @@ from steward.bank.records import Description, Hold, Quote
 from steward.bank.settling import leader_of
 from steward.bank.unpaid import Unpaid
 from steward.core.config import Settings
-from steward.core.moments import micros, micros_or_0
 from steward.core.records import JobRecord
 from steward.core.sqlite import SqliteUnavailable
+from steward.core.timestamps import micros, micros_or_0
 from steward.jobs import Job, Jobs, database_path
 from steward.slurm import tres
 from steward.slurm.arrays import count_tasks

@@ -20,7 +20,7 @@ from steward.bank.records import Books, Rules
 from steward.bank.settling import Pricing
 from steward.bank.uncounted import uncounted
 from steward.core.config import Settings
-from steward.core.looks import COST_FACTOR
+from steward.core.poll_status import COST_FACTOR
 from steward.slurm.client import Slurm
 from steward.slurm.cluster_model import Picture
 from steward.slurm.errors import SlurmError

@@ -14,11 +14,16 @@ from typing import Any, Final, Literal
 import msgspec
 
 from steward.bank.money import Unit, show
-from steward.core.bank_facts import BankThreshold
 from steward.core.config import Settings
 from steward.core.errors import Unavailable
-from steward.core.posting import Letter, post
-from steward.core.webhooks import WebhookAway, WebhookRefused, tell
+from steward.core.events import BankThreshold
+from steward.core.notifications import (
+    Letter,
+    WebhookAway,
+    WebhookRefused,
+    post_webhook,
+    send_letter,
+)
 from steward.slurm.times import zone_called
 
 log = logging.getLogger(__name__)
@@ -162,7 +167,7 @@ def _mail(settings: Settings, notice: Notice) -> None:
         sender=mail.sender,
         timeout_s=mail.timeout_s,
     )
-    post(letter, "")
+    send_letter(letter, "")
 
 
 def _tell_webhook(url: str, notice: Notice) -> None:
@@ -176,7 +181,7 @@ def _tell_webhook(url: str, notice: Notice) -> None:
         "body": notice.body,
     }
     try:
-        tell(url, said)
+        post_webhook(url, said)
     except WebhookRefused as error:
         raise NoticeRefused(str(error), error.offender) from error
     except WebhookAway as error:

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Final
 
 from steward.bank.records import Charge
-from steward.core.moments import micros, micros_or_0
+from steward.core.timestamps import micros, micros_or_0
 from steward.core.usage import RunFact
 from steward.slurm.job_states import base_state
 from steward.slurm.tres import parse_tres

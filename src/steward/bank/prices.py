@@ -13,7 +13,7 @@ from steward.bank.errors import NoRate
 from steward.bank.factors import WHOLE, dearest, split
 from steward.bank.money import rounded, show
 from steward.bank.records import Price, PriceLine, Rate, Use
-from steward.core.moments import micros
+from steward.core.timestamps import micros
 from steward.slurm.tres import is_size
 
 HOUR_S: Final = 3600

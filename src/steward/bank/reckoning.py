@@ -21,8 +21,8 @@ from steward.bank.settling import (
     is_piece_of,
     same_as,
 )
-from steward.core.moments import micros, micros_or_0
 from steward.core.records import JobRecord
+from steward.core.timestamps import micros, micros_or_0
 from steward.core.usage import RunFact
 from steward.jobs import Jobs
 from steward.slurm.accounting import whole_runs

@@ -20,7 +20,7 @@ from steward.bank.records import Charge
 from steward.bank.settling import Pricing
 from steward.bank.told_charges import own_charges
 from steward.core.config import Settings
-from steward.core.moments import micros, moment
+from steward.core.timestamps import micros, moment
 from steward.jobs import Jobs, database_path
 from steward.slurm.client import Slurm
 from steward.slurm.errors import SlurmError

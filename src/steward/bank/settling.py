@@ -16,8 +16,8 @@ from steward.bank.prices import price, rate_for
 from steward.bank.records import Charge, Hold, Rate, Use
 from steward.bank.settings import BankSettings
 from steward.bank.using import ALONE, is_whole, use_of
-from steward.core.moments import micros, micros_or_0, moment
 from steward.core.records import JobRecord
+from steward.core.timestamps import micros, micros_or_0, moment
 from steward.core.usage import RunFact
 from steward.slurm.arrays import count_tasks
 from steward.slurm.cluster_model import Picture

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from steward.bank.records import AccountBooks, AllocationBooks
 from steward.bank.settings import BankSettings
-from steward.core.bank_facts import BankThreshold
-from steward.core.moments import micros, moment
+from steward.core.events import BankThreshold
+from steward.core.timestamps import micros, moment
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Transaction

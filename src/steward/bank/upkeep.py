@@ -18,13 +18,12 @@ from steward.bank.gate.shapes import GateFact
 from steward.bank.ledger import By, OutboxItem
 from steward.bank.notices import Notice, NoticeRefused, parts, send, threshold_notice
 from steward.bank.records import AccountBooks
-from steward.core.bank_facts import BankThreshold
 from steward.core.config import Settings
 from steward.core.consumers import Append
 from steward.core.errors import Unavailable
-from steward.core.events import BANK_THRESHOLD, Event
-from steward.core.moments import micros, moment
-from steward.core.posting import NotTaken
+from steward.core.events import BANK_THRESHOLD, BankThreshold, Event
+from steward.core.notifications import NotTaken
+from steward.core.timestamps import micros, moment
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Ledger, Transaction

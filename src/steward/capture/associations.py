@@ -3,12 +3,11 @@
 import logging
 from collections.abc import Callable, Sequence
 
-from steward.core.access import Standing
+from steward.core.access import Standing, Standings
 from steward.core.consumers import Append
 from steward.core.errors import StewardError
 from steward.core.events import Event
-from steward.core.standings import Standings
-from steward.core.waiting import Backoff
+from steward.core.waits import Backoff
 
 log = logging.getLogger(__name__)
 

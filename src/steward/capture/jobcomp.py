@@ -23,7 +23,7 @@ from steward.core.events import JOB_END, NODE_GAP, Event, JobFacts, utc_now
 from steward.core.records import JobRecord
 from steward.core.sqlite import open_database, transaction, translated
 from steward.core.usage import NodeGap
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 from steward.slurm import ended_state
 from steward.slurm.users import People
 

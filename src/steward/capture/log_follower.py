@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 from inotify_simple import INotify, flags
 
-from steward.core.filesystems import network_kind
+from steward.core.files import network_kind
 
 log = logging.getLogger(__name__)
 

@@ -30,11 +30,11 @@ from steward.core.events import (
     QueueLooked,
     utc_now,
 )
-from steward.core.leaving import NotLeft
-from steward.core.looks import COST_FACTOR, LONG_INTERVAL_S, Look
-from steward.core.moments import micros
+from steward.core.files import StatusWriteError
+from steward.core.poll_status import COST_FACTOR, LONG_INTERVAL_S, Look
 from steward.core.records import JobRecord
-from steward.core.waiting import Backoff
+from steward.core.timestamps import micros
+from steward.core.waits import Backoff
 from steward.slurm import MOST_WHOLE, Queue, Slurm, SlurmDown, SlurmError
 from steward.slurm.settings import ClusterSettings
 
@@ -404,7 +404,7 @@ class Snapshots:
         )
         try:
             self._looked(look)
-        except NotLeft as error:
+        except StatusWriteError as error:
             log.debug("cluster %s: %s", self._cluster, error)  # it is only for people to see
 
     def _tell_look(self, queue: Queue, append: Append) -> None:

@@ -30,7 +30,7 @@ from steward.capture.schedulers import (
     is_written,
     read_whole,
 )
-from steward.core.filesystems import network_kind
+from steward.core.files import network_kind
 from steward.core.redaction import Redactor
 from steward.slurm.environment import read_environment
 

@@ -30,7 +30,7 @@ from steward.core.events import (
 from steward.core.incoming import Store, StoreUnavailable, Unsynced, kept_filename
 from steward.core.journal.store import Row, rows_of
 from steward.core.redaction import Redactor
-from steward.core.waiting import Backoff, Stop
+from steward.core.waits import Backoff, Stop
 from steward.slurm.environment import Environment
 
 log = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ from steward.archive.errors import ArchiveUnavailable
 from steward.archive.files.tree import Keeper
 from steward.client.here import ARCHIVE_SETTINGS, ARCHIVE_SOCKET, ARCHIVE_STATE
 from steward.core.config import Settings
-from steward.core.config.file import ConfigError, Loaded, render
-from steward.core.config.file import checked as checked_settings
+from steward.core.config.reader import ConfigError, Loaded, render
+from steward.core.config.reader import checked as checked_settings
 from steward.core.errors import StewardError, UsageError
-from steward.core.filesystems import network_kind
+from steward.core.files import network_kind
 
 _KEY: Final = re.compile(r"'(?:[^'\s.]+\.)*([a-z_]+)'")
 """A setting's key as messages name it, in quotes and with the tables around it."""

@@ -16,7 +16,7 @@ from steward.cli.times import show as show_time
 from steward.client.here import settings_here
 from steward.client.place import Place
 from steward.core.config import Settings
-from steward.core.config.file import DEFAULT_PATH, load
+from steward.core.config.reader import DEFAULT_PATH, load
 from steward.core.events import utc_now
 
 

@@ -31,7 +31,7 @@ from steward.cli.bank_text import (
 from steward.cli.output import Column
 from steward.cli.times import zone_to_ask_in
 from steward.core.errors import UsageError
-from steward.core.moments import moment
+from steward.core.timestamps import moment
 
 
 @asking_columns

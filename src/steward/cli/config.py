@@ -11,8 +11,8 @@ from steward.cli import options, output
 from steward.cli.lazy import CONTEXT
 from steward.cli.text import number, size
 from steward.core.config import Settings, as_builtins
-from steward.core.config.file import DEFAULT_PATH, error_at, load_with_lines, render
-from steward.core.config.looking import doubts, mistakes
+from steward.core.config.checks import doubts, mistakes
+from steward.core.config.reader import DEFAULT_PATH, error_at, load_with_lines, render
 from steward.extensions.kafka import KafkaSinkSettings
 
 app = typer.Typer(context_settings=CONTEXT, no_args_is_help=True, add_completion=False)

@@ -17,7 +17,7 @@ from steward.cli.asking import Asked, asking
 from steward.cli.ending import FAILED
 from steward.cli.output import Column
 from steward.cli.text import number, safe
-from steward.core.config.file import DEFAULT_PATH, ConfigError
+from steward.core.config.reader import DEFAULT_PATH, ConfigError
 from steward.core.events import utc_now
 
 _COLUMNS = (

@@ -19,8 +19,7 @@ from steward.cli.output import warn
 from steward.cli.unfinished import SUFFIX as PART
 from steward.cli.unfinished import Unfinished
 from steward.core.errors import StewardError, UsageError
-from steward.core.files import open_directory
-from steward.core.filesystems import sync_filesystem
+from steward.core.files import open_directory, sync_filesystem
 
 MANIFEST = "MANIFEST.jsonl"
 

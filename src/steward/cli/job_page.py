@@ -25,7 +25,7 @@ from steward.cli.drawing import (
 from steward.cli.job_steps import cpu_style, pieces, state_piece, steps
 from steward.cli.text import number
 from steward.cli.times import show as show_time
-from steward.core.lines import Line
+from steward.core.records import Line
 
 _BAR = 24
 _US = 1_000_000

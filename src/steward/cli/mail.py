@@ -29,7 +29,7 @@ from steward.client import DaemonAway
 from steward.client.asking import action, call
 from steward.client.here import CLIENT_PATH, settings_readable
 from steward.core.errors import Refused, StewardError, UsageError
-from steward.core.posting import Letter, NotTaken, post, read_body
+from steward.core.notifications import Letter, NotTaken, read_body, send_letter
 
 _WITH_PAGE: Final = frozenset({"Ended", "Failed"})
 """SLURM_JOB_MAIL_TYPE of the mails that tell of a job's end (slurm 22.05 to 26.05)."""
@@ -113,12 +113,12 @@ def _settings(place: Place) -> MailSettings | None:
 def _send(letter: Letter, place: Place, wait_s: float, is_here: bool) -> None:
     page = _page(letter.subject, place, wait_s, is_here)
     try:
-        post(letter, page)
+        send_letter(letter, page)
     except NotTaken:
         if not page:
             raise
         # A mailer that would not have the longer text may have the short one.
-        post(letter, "")
+        send_letter(letter, "")
 
 
 def _page(subject: str, place: Place, wait_s: float, is_here: bool) -> str:

@@ -10,7 +10,7 @@ from steward.admin.plugins.installation import DEFAULT_LINES, DEFAULT_PLUGSTACK,
 from steward.capture.settings import SensorSettings
 from steward.cli import options
 from steward.cli.lazy import ADMINISTRATORS, CONTEXT, Entry, LazyGroup
-from steward.core.config.file import DEFAULT_PATH
+from steward.core.config.reader import DEFAULT_PATH
 from steward.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -299,7 +299,7 @@ def _tell(installed: "Installed") -> None:
 def _settings(path: str) -> "Settings":
     """The configuration of this host; the defaults where it has none, as on a compute node."""
     from steward.core.config import Settings
-    from steward.core.config.file import load
+    from steward.core.config.reader import load
 
     if path == DEFAULT_PATH and not os.access(path, os.R_OK):
         return Settings()

@@ -105,7 +105,7 @@ def _pieces(asked: Options) -> Iterator[str]:
 
 def _say_window(answer: SacctAnswer) -> None:
     from steward.cli.times import show
-    from steward.core.moments import moment
+    from steward.core.timestamps import moment
 
     since, until = (show(moment(us)) for us in (answer.since, answer.until))
     sys.stdout.flush()
@@ -129,7 +129,7 @@ def _asked(asked: Options) -> Iterator[SacctText | SacctAnswer]:
 def _of_books(asked: Options, settings: Settings) -> Iterator[SacctText | SacctAnswer]:
     from steward.accounting.context import AccountingRoom
     from steward.accounting.sacct.output import sacct
-    from steward.core.standings import access_of
+    from steward.core.access import access_of
 
     if settings.forward.to:
         raise UsageError(
@@ -204,7 +204,7 @@ def _write_parquet(asked: Options) -> None:
     import msgspec
 
     from steward.core.files import directory_of
-    from steward.core.lines import Line
+    from steward.core.records import Line
     from steward.extensions.jobacct_plugins import write_parquet
 
     path = os.path.abspath(asked.parquet)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from steward.core.config.file import DEFAULT_PATH, load
+from steward.core.config.reader import DEFAULT_PATH, load
 from steward.daemon.__main__ import become
 
 

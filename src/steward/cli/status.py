@@ -23,7 +23,7 @@ from steward.cli.times import show as show_time
 from steward.client.place import Place
 from steward.core.errors import Unavailable
 from steward.core.files import replacing, told_by
-from steward.core.looks import LONG_INTERVAL_S
+from steward.core.poll_status import LONG_INTERVAL_S
 
 
 class StatusUnavailable(Unavailable):

@@ -18,8 +18,8 @@ from steward.cli.asking import Asked, asking_columns, asking_json
 from steward.cli.lazy import CONTEXT, EVERYONE, Entry, LazyGroup
 from steward.cli.output import Column
 from steward.cli.times import show
+from steward.core.access import SCOPES
 from steward.core.errors import UsageError
-from steward.core.scopes import SCOPES
 
 _DURATION = re.compile(r"(\d{1,6})\s*(m|h|d|w)", re.IGNORECASE | re.ASCII)
 _UNIT_S: Final = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}

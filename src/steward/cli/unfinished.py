@@ -11,8 +11,7 @@ import stat
 import weakref
 from typing import IO
 
-from steward.core.files import open_directory
-from steward.core.filesystems import rename_new
+from steward.core.files import open_directory, rename_new
 
 SUFFIX = ".part"
 

@@ -11,7 +11,7 @@ from steward.client.place import Place, Web
 from steward.core.access import this_user
 from steward.core.actions import Action, Registry
 from steward.core.config import Settings
-from steward.core.config.file import DEFAULT_PATH, ConfigError, load
+from steward.core.config.reader import DEFAULT_PATH, ConfigError, load
 from steward.core.errors import UsageError
 
 CLIENT_PATH = "/etc/steward/client.toml"

@@ -12,7 +12,7 @@ import msgspec
 
 from steward.client.errors import ClientError, DaemonAway
 from steward.core.actions import Action
-from steward.core.waiting import Backoff
+from steward.core.waits import Backoff
 from steward.daemon.requests import Busy, Reply, address, ask_line, error_of, read_reply
 
 _CONNECT_S: Final = 10

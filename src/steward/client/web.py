@@ -119,8 +119,7 @@ def token_of(web: Web) -> str:
 
 def _by_munge(web: Web, where: SplitResult, path: str, body: bytes) -> str:
     """The header that says who we are by MUNGE, for this request alone."""
-    from steward.core.munge.munged import Munge, MungeUnavailable
-    from steward.core.munge.requests import SCHEME, statement
+    from steward.core.munge import SCHEME, Munge, MungeUnavailable, statement
 
     try:
         credential = Munge(web.munge_socket).encode(statement("POST", path, body, where.netloc))

@@ -8,12 +8,16 @@ operators'.
 
 import os
 import pwd
+import re
+import time
 from collections.abc import Callable
-from typing import Literal
+from typing import Final, Literal, get_args
 
 import msgspec
 
-from steward.core.config import AccessSettings
+from steward.core.config import AccessSettings, Settings
+from steward.core.errors import Refused, StewardError, Unavailable
+from steward.core.files import StatusWriteError, read_status, write_status
 
 
 class Asker(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,3 +211,160 @@ def _covers(scope: Scope, uid: int | None, user: str, account: str) -> bool:
     if scope.uid == uid and scope.user in ("", user):
         return True
     return bool(account) and account in scope.accounts
+
+
+TokenScope = Literal["read", "scripts", "bank", "actions", "admin"]
+
+SCOPES: Final[dict[TokenScope, str]] = {
+    "read": "see jobs, usage, balances, nodes, events and reports",
+    "scripts": "read scripts and environments, and search in them",
+    "bank": "move money, and change accounts, limits and rates",
+    "actions": "have something done to a cluster, or to jobs",
+    "admin": "look after Steward itself",
+}
+"""The scopes, and what each lets a token do."""
+
+ALL: Final[frozenset[TokenScope]] = frozenset(get_args(TokenScope))
+
+_ROOMS: Final[dict[str, TokenScope]] = {
+    **dict.fromkeys(("accounting", "bank", "events", "history", "reports", "status"), "read"),
+    **dict.fromkeys(("doctor", "automation"), "read"),
+    "archive": "scripts",
+    **dict.fromkeys(("rules", "journal", "credentials"), "admin"),
+}
+"""The scope of a room's actions, but for …"""
+
+_OTHERS: Final[dict[str, TokenScope]] = {
+    **dict.fromkeys(("archive.list", "archive.sinks", "rules.check"), "read"),
+    **dict.fromkeys(
+        (f"archive.{verb}" for verb in ("verify", "reindex", "purge", "resend")), "admin"
+    ),
+    **dict.fromkeys((f"accounting.{verb}" for verb in ("dump", "expire", "plugins")), "admin"),
+    **dict.fromkeys(
+        (
+            f"bank.{verb}"
+            for verb in (
+                *("deposit", "withdraw", "transfer", "refund", "adjust", "allow"),
+                *("account_create", "account_change", "user_create", "user_change"),
+                *("allocation_create", "allocation_change", "rate_create", "enforce"),
+                *("reconcile", "backfill", "import", "notices_retry"),
+            )
+        ),
+        "bank",
+    ),
+    "automation.run": "actions",
+    "credentials.me": "read",
+}
+"""… these."""
+
+READS: Final[frozenset[TokenScope]] = frozenset({"read", "scripts"})
+"""The scopes of actions that change nothing."""
+
+ALWAYS: Final = frozenset({"credentials.me"})
+"""What every token lets through, whatever it was made for: whose it is."""
+
+
+class NotInScope(Refused):
+    """A token that was not made for this."""
+
+
+def scope_of(action: str) -> TokenScope:
+    """The scope that an action takes, by its name."""
+    return _OTHERS.get(action) or _ROOMS.get(action.partition(".")[0], "admin")
+
+
+def check_scope(asker: Asker, action: str) -> None:
+    """Refuse an action that the asker's token was not made for.
+
+    Raises:
+        NotInScope: The token has another scope.
+    """
+    if asker.scopes is None or action in ALWAYS:
+        return
+    scope = scope_of(action)
+    if scope not in asker.scopes:
+        raise NotInScope(
+            f"this token may not do {action}: it takes the scope '{scope}', "
+            f"and has {' and '.join(sorted(asker.scopes)) or 'none'}",
+            action,
+        )
+
+
+def is_known(action: str) -> bool:
+    """Whether somebody has thought about the scope of this action."""
+    return action in _OTHERS or action.partition(".")[0] in _ROOMS
+
+
+OLDEST_S = 86400.0
+"""Seconds after which a standing is not believed any more."""
+
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class StandingsUnavailable(Unavailable):
+    """The standings cannot be written now."""
+
+
+class Standings:
+    """The standings of all clusters, one file each.
+
+    Args:
+        state_dir: Steward's state directory.
+    """
+
+    def __init__(self, state_dir: str) -> None:
+        self._state_dir = state_dir
+
+    def put(self, cluster: str, standing: Standing) -> None:
+        """Keep what a cluster's Slurm says now.
+
+        Raises:
+            StandingsUnavailable: It cannot be written.
+        """
+        try:
+            write_status(self._path(cluster), standing)
+        except StatusWriteError as error:
+            raise StandingsUnavailable(str(error), error.offender) from error
+
+    def get(self, cluster: str) -> Standing | None:
+        """What a cluster's Slurm last said; None if that is unknown or too long ago."""
+        try:
+            found = read_status(self._path(cluster), Standing)
+        except StewardError:
+            return None  # no cluster of ours: nothing is granted
+        # Not asked yet: nothing is known, and nothing is granted.
+        return found[0] if found and time.time() - found[1] < OLDEST_S else None
+
+    def version(self, cluster: str) -> tuple[int, int]:
+        """Tell one file of a cluster's standing from the next, without reading it.
+
+        Returns:
+            Its inode and modification time in ns, both 0 where there is none.
+        """
+        try:
+            of = os.stat(self._path(cluster))
+        except OSError:
+            return 0, 0
+        return of.st_ino, of.st_mtime_ns
+
+    def _path(self, cluster: str) -> str:
+        if _SAFE_NAME.fullmatch(cluster) is None:
+            raise StewardError(f"{cluster!r} is not a cluster's name", cluster)
+        return os.path.join(self._state_dir, f"standing-{cluster}.json")
+
+
+def access_of(
+    settings: Settings, led: Callable[[str, frozenset[str]], frozenset[str]] | None = None
+) -> Access:
+    """Who may see what, by the configuration and by what Slurm last said.
+
+    Args:
+        settings: The configuration.
+        led: Which of the bank's accounts somebody leads, as :class:`Access` takes it.
+    """
+    try:
+        own_uid = os.stat(settings.state_dir).st_uid
+    except OSError:
+        # Nothing is there to be seen yet, by anyone.
+        own_uid = os.geteuid()
+    return Access(settings.access, own_uid, Standings(settings.state_dir).get, led)

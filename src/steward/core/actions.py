@@ -11,9 +11,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from steward.core.access import Asker
+from steward.core.access import READS, Asker, check_scope, scope_of
 from steward.core.errors import UsageError
-from steward.core.scopes import READS, check_scope, scope_of
 
 Role = Literal["everyone", "operator", "administrator"]
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import ArchivePurge, ArchiveResend, Event, Unreadable
 from steward.core.journal import JournalLink, JournalReader
-from steward.core.waiting import Backoff, Stop
+from steward.core.waits import Backoff, Stop
 
 log = logging.getLogger(__name__)
 

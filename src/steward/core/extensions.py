@@ -4,6 +4,9 @@ An offer is an entry point of an installed distribution. The package that uses t
 declares the group's name and the type of an offer.
 """
 
+import importlib
+import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from steward.core.errors import StewardError
@@ -51,3 +54,26 @@ def load_offer(group: str, name: str) -> Any:
     except Exception as error:
         # Whatever an installed package does wrong, the error names it.
         raise StewardError(f"{group}: {offers[name].value} cannot be imported: {error}") from error
+
+
+def lazy_exports(room: str, **names: tuple[str, ...]) -> Callable[[str], Any]:
+    """A room's ``__getattr__``, see PEP 562.
+
+    Args:
+        room: The package's name.
+        names: For each module of it the names that the package offers.
+    """
+    homes = {name: module for module, own in names.items() for name in own}
+    # When a module is imported, its package gets it as an attribute, in place of such a name.
+    assert homes.keys().isdisjoint(names), f"{room}: a name is a module's, too"
+
+    def get(name: str) -> Any:
+        module = homes.get(name)
+        if module is None:
+            raise AttributeError(f"module {room!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{room}.{module}"), name)
+        # Found there from now on, without asking here.
+        setattr(sys.modules[room], name, value)
+        return value
+
+    return get

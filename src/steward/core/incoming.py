@@ -19,7 +19,7 @@ import msgspec
 from steward.core.config import Settings
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import JobScript, Kept
-from steward.core.filesystems import network_kind, sync_filesystem
+from steward.core.files import network_kind, sync_filesystem
 
 ARCHIVE_DIRECTORY = ".incoming"
 STATE_STORE = "state"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pysqlite3 import dbapi2
 
 from steward.core.errors import StewardError, Unavailable
-from steward.core.filesystems import network_kind
+from steward.core.files import network_kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,8 +10,7 @@ from datetime import datetime
 
 import msgspec
 
-from steward.core.lines import Line
-from steward.core.records import JobRecord
+from steward.core.records import JobRecord, Line
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):

@@ -29,7 +29,7 @@ def become(config: str, *, controller: bool = False) -> NoReturn:
 
 def main() -> int:
     """Run the daemon; the exit code."""
-    from steward.core.config.file import load
+    from steward.core.config.reader import load
     from steward.daemon import serve
 
     config, *more = sys.argv[1:]

@@ -19,10 +19,9 @@ from contextlib import AbstractContextManager
 import msgspec
 
 from steward.admin.credentials.errors import NotKnown
-from steward.core.access import Asker
+from steward.core.access import Asker, check_scope
 from steward.core.actions import Action, ActionError, Registry
 from steward.core.errors import Failed, Refused, StewardError, UsageError
-from steward.core.scopes import check_scope
 from steward.daemon.idempotency import Repeats
 from steward.daemon.requests import (
     LONGEST_REQUEST,

@@ -17,7 +17,7 @@ from steward.core.events import Event, utc_now
 from steward.core.journal import JournalLink, JournalReader
 from steward.core.journal.store import rows_of
 from steward.core.sqlite import SqliteUnavailable
-from steward.core.waiting import Backoff, Stop
+from steward.core.waits import Backoff, Stop
 from steward.daemon.supervisor import Beat, Part
 from steward.extensions.jobacct_plugins import (
     LOG,
@@ -32,7 +32,7 @@ from steward.extensions.jobacct_plugins import (
 if TYPE_CHECKING:
     from steward.bank.gate.link import GateLink
     from steward.bank.ledger.opened import Ledger
-    from steward.core.serving import Timeouts
+    from steward.core.http_server import Timeouts
 
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ def _run_rules(settings: Settings, stop: Stop, beat: Beat) -> None:
 def _rules_consumer(settings: Settings) -> Consumer:
     from steward.automation.rules.consumer import RulesConsumer
     from steward.automation.rules.execution import RunnersHand
-    from steward.core.standings import access_of
+    from steward.core.access import access_of
     from steward.daemon.registry import action_registry
 
     def hand() -> RunnersHand:
@@ -240,7 +240,7 @@ def run_mybrc(
     """
     from steward.bank.gate.link import GateLink
     from steward.bank.ledger import open_ledger
-    from steward.core.serving import Served, Timeouts, listen, serve
+    from steward.core.http_server import Served, Timeouts, listen, serve
     from steward.extensions.mybrc import (
         Affording,
         Doorkeeper,

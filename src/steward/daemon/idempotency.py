@@ -18,8 +18,8 @@ from steward.core.access import Asker
 from steward.core.actions import Action
 from steward.core.errors import Conflict, Missing, Refused, StewardError, Unavailable, UsageError
 from steward.core.events import utc_now
-from steward.core.moments import micros, moment
 from steward.core.sqlite import Connection, make_for_owner, open_database, transaction
+from steward.core.timestamps import micros, moment
 from steward.daemon.requests import answer_line, error_line
 
 NAME: Final = "repeats.db"

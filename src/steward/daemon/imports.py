@@ -29,11 +29,11 @@ from steward.core.errors import UsageError
 from steward.core.events import Event, script_key
 from steward.core.incoming import Store, StoreUnavailable, stores_of
 from steward.core.journal import Journal, JournalLink, JournalReader, JournalUnavailable
-from steward.core.journal.lock import take_lock
+from steward.core.journal.server import take_lock
 from steward.core.journal.store import rows_of
 from steward.core.records import JobRecord
 from steward.core.redaction import Redactor, redactor_of
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 from steward.jobs.identity import is_prompt
 from steward.jobs.retention import leader_of
 from steward.slurm import Slurm

@@ -18,10 +18,9 @@ from steward.core.errors import Unavailable
 from steward.core.events import Event
 from steward.core.incoming import stores_of
 from steward.core.journal import Journal, JournalReader
-from steward.core.journal.lock import take_lock
+from steward.core.journal.server import remove_old, take_lock
 from steward.core.journal.store import Row, rows_of
-from steward.core.journal.trimming import remove_old
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 from steward.daemon.workers import capturing, consumer_makers, orphans_of, sink_makers, slurm_makers
 
 

@@ -13,14 +13,14 @@ from steward.archive.context import Library
 from steward.automation.actions import AutomationRoom
 from steward.automation.rules.actions import RulesRoom
 from steward.bank.room import BankRoom, accounts_led
+from steward.core.access import access_of
 from steward.core.actions import Action, Registry
 from steward.core.config import Settings
 from steward.core.errors import UsageError
 from steward.core.events import Event
 from steward.core.journal import JournalLink, JournalUnavailable
 from steward.core.journal.store import rows_of
-from steward.core.standings import access_of
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 from steward.jobs.queries import clusters_of
 from steward.reports.context import ReportsRoom
 from steward.reports.events import EventsRoom

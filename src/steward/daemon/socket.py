@@ -22,10 +22,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from steward.core.actions import ActionError
-from steward.core.ending import adopt_orphans, end_below, end_with
 from steward.core.errors import StewardError
-from steward.core.ratelimit import Buckets
-from steward.core.waiting import Stop
+from steward.core.processes import adopt_orphans, end_below, end_with
+from steward.core.rate_limits import Buckets
+from steward.core.waits import Stop
 from steward.daemon.answers import Service
 from steward.daemon.requests import LONGEST_REQUEST, Busy, address, error_line, make_directory
 

@@ -13,7 +13,7 @@ from steward.core.events import Event, script_key
 from steward.core.incoming import stores_of
 from steward.core.journal import JournalLink, JournalReader
 from steward.core.redaction import redactor_of
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 from steward.daemon.supervisor import Beat, Part
 from steward.extensions.kafka import KafkaSource, LatelyPurged, Taking
 

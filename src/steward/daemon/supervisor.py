@@ -23,10 +23,10 @@ import msgspec
 
 from steward.admin.status.workers import PartLine
 from steward.core import logs
-from steward.core.ending import adopt_orphans, end_below, end_with
 from steward.core.errors import StewardError
-from steward.core.leaving import NotLeft
-from steward.core.waiting import Backoff, Stop
+from steward.core.files import StatusWriteError
+from steward.core.processes import adopt_orphans, end_below, end_with
+from steward.core.waits import Backoff, Stop
 from steward.daemon.reload import Reloaded, ReloadListener
 
 log = logging.getLogger(__name__)
@@ -383,7 +383,7 @@ class Supervisor:
             return
         try:
             self._tell(standings)
-        except NotLeft as error:
+        except StatusWriteError as error:
             # Tried again at the next turn, and said once.
             if standings != self._untold:
                 log.warning("how the parts stand is not written down yet: %s", error)

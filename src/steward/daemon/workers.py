@@ -24,19 +24,19 @@ from steward.capture.crash_recovery import recover
 from steward.capture.schedulers import SpoolPlan, scheduler_called
 from steward.capture.spool import AppendRows, Capture
 from steward.capture.unfinished_runs import caught_up, unfinished
-from steward.core import events
 from steward.core.access import Asker
 from steward.core.config import Settings
 from steward.core.consumers import Consumer
 from steward.core.errors import Unavailable, UsageError
+from steward.core.events import Event, script_key
 from steward.core.incoming import stores_of
 from steward.core.journal import JournalLink, JournalReader
 from steward.core.journal.server import JournalServer
-from steward.core.looks import Looks
+from steward.core.poll_status import Looks
 from steward.core.records import JobRecord
 from steward.core.redaction import redactor_of
 from steward.core.sqlite import SqliteUnavailable
-from steward.core.waiting import Backoff, Stop
+from steward.core.waits import Backoff, Stop
 from steward.daemon.consumer_workers import MakeConsumer, accounting_parts, patiently, run_consumers
 from steward.daemon.source_workers import lines_parts, sensor_parts
 from steward.daemon.supervisor import Beat, Part
@@ -208,7 +208,7 @@ def _unfinished_in_jobs(settings: Settings, cluster: str) -> tuple[list[JobRecor
 
 def _standings(settings: Settings, cluster: str) -> Consumer:
     from steward.capture.associations import StandingSource
-    from steward.core.standings import Standings
+    from steward.core.access import Standings
     from steward.slurm import Slurm
 
     ask = Slurm(cluster, settings.cluster[cluster]).standing
@@ -321,7 +321,7 @@ def run_mover(settings: Settings, name: str, stop: Stop, beat: Beat) -> None:
 def run_socket(settings: Settings, stop: Stop, beat: Beat) -> None:
     """The process that answers requests."""
     from steward.admin.credentials.context import CredentialsRoom, web_uids
-    from steward.core.standings import access_of
+    from steward.core.access import access_of
     from steward.daemon.answers import Service
     from steward.daemon.idempotency import Repeats
     from steward.daemon.registry import action_registry
@@ -396,7 +396,7 @@ def capturing(
 
 def _is_known(known: Known, cluster: str, job_id: int, mtime_ns: int) -> bool:
     try:
-        return known.known(cluster, events.script_key(job_id, mtime_ns))
+        return known.known(cluster, script_key(job_id, mtime_ns))
     except Unavailable as error:
         # Taking a script again is harmless; ending would drop those that are held open.
         log.warning("cannot look up what was captured before: %s", error)
@@ -412,11 +412,9 @@ def most_held() -> int:
     return min(4000, hard // 8)
 
 
-def orphans_of(
-    settings: Settings, cluster: str, share: int, reader: JournalReader
-) -> list[events.Event]:
+def orphans_of(settings: Settings, cluster: str, share: int, reader: JournalReader) -> list[Event]:
     """The events of a cluster's kept bytes that lost theirs, of every store that can be read."""
-    found: list[events.Event] = []
+    found: list[Event] = []
     known = Known(settings.state_dir, reader)
     scheduler = scheduler_called(settings.cluster[cluster].scheduler)
     for store in stores_of(settings):
@@ -424,10 +422,8 @@ def orphans_of(
             found += recover(
                 store,
                 cluster,
-                lambda job_id, mtime_ns: known.over(cluster, events.script_key(job_id, mtime_ns)),
-                lambda job_id, mtime_ns: reader.present(
-                    cluster, events.script_key(job_id, mtime_ns)
-                ),
+                lambda job_id, mtime_ns: known.over(cluster, script_key(job_id, mtime_ns)),
+                lambda job_id, mtime_ns: reader.present(cluster, script_key(job_id, mtime_ns)),
                 lambda job_id: scheduler.share_of(job_id, settings.capture_processes) == share,
             )
         except Unavailable as error:

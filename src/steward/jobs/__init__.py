@@ -6,7 +6,7 @@ jobs.db one question need not load the consumer that keeps it.
 
 from typing import TYPE_CHECKING
 
-from steward.core.offered import offered
+from steward.core.extensions import lazy_exports
 
 if TYPE_CHECKING:
     from steward.jobs.consumer import JobsConsumer
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from steward.jobs.run_queries import KeptLaunch
     from steward.jobs.tables import Gap, database_path
 else:
-    __getattr__ = offered(
+    __getattr__ = lazy_exports(
         __name__,
         run_queries=("KeptLaunch",),
         consumer=("JobsConsumer",),

@@ -31,8 +31,8 @@ from steward.core.events import (
     JobsMissed,
     utc_now,
 )
-from steward.core.moments import micros
 from steward.core.sqlite import Connection, open_database, transaction, translated
+from steward.core.timestamps import micros
 from steward.core.usage import AccountingExpire, Launch, StepAccounted
 from steward.jobs.event_intake import add, check, job_id_of
 from steward.jobs.identity import resolve

@@ -6,8 +6,8 @@ import msgspec
 
 from steward.core.consumers import Rejected
 from steward.core.events import JOB_SEEN, ArchivePurge, Event, JobFacts, JobScript, JobsMissed
-from steward.core.moments import micros
 from steward.core.records import JobRecord
+from steward.core.timestamps import micros
 from steward.core.usage import AccountingExpire, Launch, NodeGap, StepAccounted, TasksExited
 from steward.jobs.job_ids import MAX_JOB_ID, MAX_RAW_ID
 from steward.jobs.launches import LaunchKey, LaunchRow

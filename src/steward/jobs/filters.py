@@ -9,8 +9,8 @@ import msgspec
 
 from steward.core.errors import UsageError
 from steward.core.events import JobIdentity, JobScript
-from steward.core.moments import micros
 from steward.core.records import JobRecord
+from steward.core.timestamps import micros
 from steward.jobs.job_ids import JobName, display, parse
 
 

@@ -10,8 +10,8 @@ from typing import Final
 
 import msgspec
 
-from steward.core.moments import micros
 from steward.core.records import JobRecord
+from steward.core.timestamps import micros
 from steward.jobs.run_merge import RunFacts, merge_runs
 from steward.slurm.job_states import LOST
 

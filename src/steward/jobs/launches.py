@@ -14,9 +14,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from steward.core.events import Event
-from steward.core.lines import Line
-from steward.core.moments import micros
+from steward.core.records import Line
 from steward.core.sqlite import Connection
+from steward.core.timestamps import micros
 from steward.core.usage import Launch, StepAccounted, StepEnd, StepStart, TasksExited, TaskUsage
 from steward.jobs.identity import SLACK_US
 from steward.jobs.lines import Spent, sum_up

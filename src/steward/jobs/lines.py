@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.core.lines import FIELDS, Line
+from steward.core.records import FIELDS, Line
 from steward.core.sqlite import Connection
 from steward.core.usage import StepEnd, StepStart, StepUsage, TaskUsage
 

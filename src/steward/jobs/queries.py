@@ -9,10 +9,9 @@ import msgspec
 
 from steward.core.config import Settings
 from steward.core.events import JobScript
-from steward.core.lines import Line
-from steward.core.moments import micros, micros_or_0, moment
-from steward.core.records import JobRecord
+from steward.core.records import JobRecord, Line
 from steward.core.sqlite import SqliteUnavailable, open_reader, translated
+from steward.core.timestamps import micros, micros_or_0, moment
 from steward.jobs.filters import Job, JobFilter, Position, Run, Script, called, conditions
 from steward.jobs.identity import PROMPT_US, SLACK_US
 from steward.jobs.job_ids import parse

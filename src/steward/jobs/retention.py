@@ -14,9 +14,9 @@ from typing import Final
 import msgspec
 
 from steward.core.events import Event, JobFacts, JobScript
-from steward.core.moments import micros
 from steward.core.records import JobRecord
 from steward.core.sqlite import Connection
+from steward.core.timestamps import micros
 from steward.jobs.event_intake import run_key
 from steward.jobs.identity import PROMPT_US, Resolved
 from steward.jobs.job_ids import MAX_JOB_ID

@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 
 from steward.core.events import Event
-from steward.core.lines import Line
-from steward.core.moments import micros
+from steward.core.records import Line
 from steward.core.sqlite import Connection
+from steward.core.timestamps import micros
 from steward.core.usage import RunFact
 from steward.jobs.identity import Resolved
 from steward.jobs.launches import LaunchRow, load_accounted, load_launches, put_launches, run_of

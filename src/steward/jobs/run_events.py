@@ -16,8 +16,8 @@ from steward.core.events import (
     Event,
     JobIdentity,
 )
-from steward.core.moments import micros, micros_or_0, moment
 from steward.core.records import JobRecord
+from steward.core.timestamps import micros, micros_or_0, moment
 from steward.core.usage import RunFact, StepUsage
 from steward.jobs.identity import SLACK_US, Resolved
 from steward.jobs.launches import ANNOUNCED, RETRACTED, WITHDRAWN, LaunchRow

@@ -6,8 +6,8 @@ from typing import Final
 import msgspec
 
 from steward.core.events import JOB_END, Event, JobFacts
-from steward.core.moments import micros
 from steward.core.records import JobRecord
+from steward.core.timestamps import micros
 from steward.slurm.job_states import FINISHED, FORGOTTEN, RESIZING, base_state
 
 REQUEUED: Final = "REQUEUED"

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.core.lines import Line
-from steward.core.moments import micros, moment
+from steward.core.records import Line
 from steward.core.sqlite import Connection, translated
+from steward.core.timestamps import micros, moment
 from steward.core.usage import RunFact, StepUsage
 from steward.jobs.filters import Job
 from steward.jobs.identity import resolve

@@ -5,8 +5,8 @@ from datetime import datetime
 
 import msgspec
 
-from steward.core.moments import micros, micros_or_0, moment
 from steward.core.records import JobRecord
+from steward.core.timestamps import micros, micros_or_0, moment
 from steward.core.usage import RunFact
 from steward.jobs.identity import SLACK_US, Resolved
 from steward.jobs.run_merge import REQUEUED, RunFacts, blanked, fill_lasting

@@ -12,9 +12,9 @@ from typing import Final
 import msgspec
 
 from steward.core.events import Event, JobScript, JobsMissed
-from steward.core.moments import micros, moment
 from steward.core.records import JobRecord
 from steward.core.sqlite import Connection
+from steward.core.timestamps import micros, moment
 from steward.core.usage import NodeGap
 from steward.jobs.identity import KeptScript
 from steward.jobs.launches import LaunchKey, LaunchRow

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.core.lines import Line
-from steward.core.moments import micros, micros_or_0
+from steward.core.records import Line
+from steward.core.timestamps import micros, micros_or_0
 from steward.core.usage import RunFact, StepUsage
 from steward.jobs.job_ids import display
 from steward.jobs.lines import MOST, Spent, least, most, spent_by, total

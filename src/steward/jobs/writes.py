@@ -7,8 +7,8 @@ from typing import Any, Final
 import msgspec
 
 from steward.core.events import JobScript
-from steward.core.moments import micros
 from steward.core.sqlite import Connection
+from steward.core.timestamps import micros
 from steward.jobs.identity import Resolved, whole_second
 from steward.jobs.retention import leader_of
 from steward.jobs.run_merge import RunFacts, blanked

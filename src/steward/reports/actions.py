@@ -9,7 +9,7 @@ import msgspec
 from steward.core.access import Asker
 from steward.core.actions import Action
 from steward.core.errors import Refused, UsageError
-from steward.core.moments import micros
+from steward.core.timestamps import micros
 from steward.reports import usage
 from steward.reports.capacity import Capacity, Parts, Reserved, hours, names_of
 from steward.reports.context import ReportsRoom

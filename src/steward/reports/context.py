@@ -9,8 +9,8 @@ from steward.accounting.sacct.sources import books
 from steward.core.access import Access, Asker, Scope
 from steward.core.config import Settings
 from steward.core.events import utc_now
-from steward.core.moments import micros
 from steward.core.sqlite import SqliteUnavailable
+from steward.core.timestamps import micros
 from steward.jobs.line_queries import LineFilter
 from steward.reports.history.reader import HistoryReader, history_of
 from steward.reports.requests import Period, ReportRequest

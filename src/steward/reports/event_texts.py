@@ -4,9 +4,16 @@ from typing import Any
 
 import msgspec
 
-from steward.core.bank_facts import BankThreshold
-from steward.core.events import BODIES, ControllerState, JobFacts
-from steward.core.state_facts import NodeState, PartitionState, ReservationState, RuleExecution
+from steward.core.events import (
+    BODIES,
+    BankThreshold,
+    ControllerState,
+    JobFacts,
+    NodeState,
+    PartitionState,
+    ReservationState,
+    RuleExecution,
+)
 from steward.reports.events import EventTold
 
 

@@ -13,7 +13,6 @@ import msgspec
 
 from steward.core.access import Access, Asker
 from steward.core.actions import Action, Answer, Request
-from steward.core.bank_facts import BankThreshold
 from steward.core.errors import UsageError
 from steward.core.events import (
     BANK_THRESHOLD,
@@ -25,12 +24,13 @@ from steward.core.events import (
     PARTITION_STATE,
     RESERVATION_STATE,
     RULE_EXECUTION,
+    BankThreshold,
     Event,
     JobFacts,
+    NodeState,
     utc_now,
 )
-from steward.core.journal.reading import JournalReader
-from steward.core.state_facts import NodeState
+from steward.core.journal.reader import JournalReader
 from steward.slurm.nodelists import expand
 from steward.slurm.times import parse_time, zone_called
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from steward.core.offered import offered
+from steward.core.extensions import lazy_exports
 
 if TYPE_CHECKING:
     from steward.slurm.accounting import StoredScript
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from steward.slurm.triggers import TriggerRecord, Triggers
 else:
     # When they are first named: the names of states are wanted by many who never ask Slurm.
-    __getattr__ = offered(
+    __getattr__ = lazy_exports(
         __name__,
         accounting=("StoredScript",),
         arrays=("covers",),

@@ -9,8 +9,8 @@ from typing import Final
 
 from steward.core.access import Standing
 from steward.core.events import utc_now
-from steward.core.moments import micros
 from steward.core.records import JobRecord
+from steward.core.timestamps import micros
 from steward.slurm.accounting import Accounting, Associations, StoredScript
 from steward.slurm.cluster_model import ASK_NODES, ASK_PARTITIONS, Picture
 from steward.slurm.commands import Commands

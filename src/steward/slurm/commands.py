@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import BinaryIO
 
-from steward.core.ending import end_group
+from steward.core.processes import end_group
 from steward.slurm.errors import (
     SlurmDown,
     SlurmError,

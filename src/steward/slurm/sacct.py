@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, tzinfo
 from typing import Any, BinaryIO, Final
 
-from steward.core.lines import Line
-from steward.core.records import JobRecord
+from steward.core.records import JobRecord, Line
 from steward.slurm import tres
 from steward.slurm.commands import Commands
 from steward.slurm.errors import SlurmError

@@ -21,10 +21,10 @@ from litestar.types import ASGIApp, Message, Receive, Scope, Send
 from steward.admin.credentials.errors import NotKnown
 from steward.admin.credentials.requests import SettingsAnswer, SettingsRequest
 from steward.core.errors import Conflict, Missing, Refused, StewardError, Unavailable, UsageError
-from steward.core.munge.requests import SCHEME
+from steward.core.http_server import Served, listen, serve
+from steward.core.munge import SCHEME
 from steward.core.processes import refuse_core_dumps
-from steward.core.serving import Served, listen, serve
-from steward.core.waiting import Backoff, Stop
+from steward.core.waits import Backoff, Stop
 from steward.daemon.requests import LONGEST_REQUEST
 from steward.web.api import ROUTES as API
 from steward.web.api.responses import problem

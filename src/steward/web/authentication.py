@@ -22,9 +22,9 @@ from steward.admin.credentials.requests import (
     VouchAnswer,
     VouchRequest,
 )
-from steward.core.listening import host_of, is_within
-from steward.core.munge.requests import SCHEME, digest, is_credential
-from steward.core.ratelimit import Buckets
+from steward.core.listeners import host_of, is_within
+from steward.core.munge import SCHEME, digest, is_credential
+from steward.core.rate_limits import Buckets
 from steward.web.daemon_client import VOUCH, Desk, Places, PlacesOfEach, take
 from steward.web.errors import Forged, LoginNeeded, TooMany
 from steward.web.settings import WebSettings

@@ -10,9 +10,9 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
+from steward.core.access import READS, scope_of
 from steward.core.actions import Action
 from steward.core.errors import Unavailable
-from steward.core.scopes import READS, scope_of
 from steward.daemon.registry import ACTIONS
 from steward.daemon.requests import LONGEST_REQUEST, Reply, address, ask_line, error_of, read_reply
 from steward.web.errors import TooLarge, WebError

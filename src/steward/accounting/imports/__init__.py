@@ -12,9 +12,8 @@ from steward.accounting.errors import AccountingError
 from steward.accounting.job_log import PassedOver, job_log
 from steward.core.consumers import Append
 from steward.core.events import JOB_END, STEP_ACCOUNTED, Event, JobFacts, utc_now
-from steward.core.lines import Line
-from steward.core.moments import micros, moment
-from steward.core.records import JobRecord
+from steward.core.records import JobRecord, Line
+from steward.core.timestamps import micros, moment
 from steward.core.usage import StepAccounted
 from steward.jobs.run_merge import IMPORTED
 from steward.slurm.job_states import FINISHED, base_state

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from steward.accounting.job_page.requests import Balance, Efficiency, Spread
-from steward.core.lines import Line
+from steward.core.records import Line
 from steward.core.usage import StepUsage, TaskUsage
 
 _US: Final = 1_000_000

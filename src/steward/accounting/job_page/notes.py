@@ -11,7 +11,7 @@ from typing import Final
 from steward.accounting.job_page.job_efficiency import UNOPENED, doubtful, signal_name
 from steward.accounting.job_page.requests import Efficiency, Note, StepPart
 from steward.accounting.settings import NotesSettings
-from steward.core.lines import Line
+from steward.core.records import Line
 
 _SIZES: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _EARLY: Final = frozenset({"FAILED", "OUT_OF_MEMORY"})

@@ -45,9 +45,8 @@ from steward.accounting.settings import NotesSettings
 from steward.core.access import Asker
 from steward.core.actions import Action
 from steward.core.errors import Missing, UsageError
-from steward.core.lines import Line
-from steward.core.moments import micros
-from steward.core.records import JobRecord
+from steward.core.records import JobRecord, Line
+from steward.core.timestamps import micros
 from steward.core.usage import StepUsage, TaskUsage
 from steward.jobs import Job, Run, parse
 from steward.slurm import WAITING, Outlook, Pending

@@ -15,8 +15,8 @@ import msgspec
 
 from steward.accounting.job_page.job_efficiency import rate_efficiency
 from steward.accounting.job_page.requests import PageAnswer, RunPart, Waiting
-from steward.core.moments import micros
 from steward.core.records import JobRecord
+from steward.core.timestamps import micros
 from steward.slurm import WAITING, Outlook, Pending, SlurmError
 from steward.slurm.job_changes import read_comment
 

@@ -12,8 +12,7 @@ from typing import Literal
 import msgspec
 
 from steward.core.actions import Answer, Request, Shape
-from steward.core.lines import Line
-from steward.core.records import JobRecord
+from steward.core.records import JobRecord, Line
 
 FEW = 8
 """Tasks and nodes of a step that are told unless more are asked for."""

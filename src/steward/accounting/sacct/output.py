@@ -20,7 +20,7 @@ from steward.accounting.sacct.values import Clock, Dates
 from steward.core.access import Asker
 from steward.core.actions import Action
 from steward.core.events import utc_now
-from steward.core.lines import FIELDS
+from steward.core.records import FIELDS
 from steward.jobs.line_queries import (
     HIDDEN_RUN,
     HIDDEN_STEP,

@@ -11,7 +11,7 @@ from steward.accounting.context import AccountingRoom
 from steward.accounting.errors import AccountingUsage
 from steward.accounting.sacct.requests import SacctRequest
 from steward.core.access import Asker, Scope
-from steward.core.moments import micros
+from steward.core.timestamps import micros
 from steward.jobs.job_ids import MAX_JOB_ID, JobNameError, parse
 from steward.jobs.line_queries import MOST_NAMED, LineFilter, Named, Range
 from steward.slurm.job_states import in_full

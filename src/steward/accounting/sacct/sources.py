@@ -16,7 +16,7 @@ from steward.accounting.context import AccountingRoom
 from steward.accounting.errors import AccountingError, AccountingUnavailable
 from steward.accounting.job_log import job_log
 from steward.core.drivers import PARQUET
-from steward.core.lines import FIELDS, Line
+from steward.core.records import FIELDS, Line
 from steward.core.sqlite import Connection, SqliteError, open_reader, open_scratch, translated
 from steward.jobs import database_path
 from steward.jobs.line_queries import (
@@ -355,7 +355,7 @@ def closed_days(directory: str, since_us: int, before_us: int) -> list[str]:
     Raises:
         AccountingUnavailable: They cannot be read now, or DuckDB is not installed.
     """
-    from steward.core.moments import moment
+    from steward.core.timestamps import moment
 
     # A day's name is that of the cluster's zone: a day more on either side holds any zone's.
     first = str(moment(max(0, since_us - _DAY_US)).date())

@@ -39,10 +39,10 @@ from steward.core.events import JOB_SCRIPT, JobScript, utc_now
 from steward.core.files import directory_of
 from steward.core.incoming import ARCHIVE_DIRECTORY, Stores, stores_of
 from steward.core.journal import JournalLink, JournalReader, JournalUnavailable
-from steward.core.journal.lock import take_lock
-from steward.core.journal.reading import FILENAME
+from steward.core.journal.reader import FILENAME
+from steward.core.journal.server import take_lock
 from steward.core.sqlite import Connection, SqliteUnavailable, open_reader, translated
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 
 
 class Looks:

@@ -31,9 +31,9 @@ from steward.admin.backup.files import BEFORE
 from steward.admin.credentials.store import end_revived
 from steward.core.config import Settings
 from steward.core.incoming import ARCHIVE_DIRECTORY, MARKER, STATE_STORE
-from steward.core.journal import store as journal
-from steward.core.journal.lock import take_lock
-from steward.core.journal.reading import FILENAME
+from steward.core.journal.reader import FILENAME
+from steward.core.journal.server import take_lock
+from steward.core.journal.store import put_back
 
 _LOCK: Final = "journal.lock"
 _FRESH: Final = ".restoring"
@@ -247,7 +247,7 @@ class _Putting:
     def _fit(self) -> None:
         """Make databases that were looked at one after the other fit each other."""
         path = os.path.join(self._fresh, FILENAME)
-        journal.put_back(path, leap=_LEAP if self._settings.bank.database else 0)
+        put_back(path, leap=_LEAP if self._settings.bank.database else 0)
         for directory, _, files in os.walk(self._fresh):
             self._own(directory)
             for name in files:

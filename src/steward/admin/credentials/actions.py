@@ -39,10 +39,9 @@ from steward.admin.credentials.requests import (
     VouchAnswer,
     VouchRequest,
 )
-from steward.core.access import Asker
+from steward.core.access import SCOPES, Asker
 from steward.core.actions import Action, Answer
 from steward.core.errors import Refused, UsageError
-from steward.core.scopes import SCOPES
 from steward.web.settings import WebSettings
 
 _LONGEST_NAME: Final = 200

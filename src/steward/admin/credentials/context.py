@@ -23,10 +23,9 @@ from steward.core.access import Access, Asker
 from steward.core.config import Settings
 from steward.core.errors import Refused
 from steward.core.events import utc_now
-from steward.core.listening import is_ipv6, is_within
-from steward.core.moments import micros
-from steward.core.munge.munged import Claim, Munge, MungeUnavailable
-from steward.core.munge.requests import difference, statement_over
+from steward.core.listeners import is_ipv6, is_within
+from steward.core.munge import Claim, Munge, MungeUnavailable, difference, statement_over
+from steward.core.timestamps import micros
 from steward.web.settings import WebSettings
 
 PREFIX: Final = "stm_"

@@ -3,8 +3,8 @@
 from datetime import datetime
 
 from steward.admin.credentials.store import Credential
+from steward.core.access import TokenScope
 from steward.core.actions import Answer, Request, Shape
-from steward.core.scopes import Scope
 from steward.web.settings import WebSettings
 
 
@@ -189,7 +189,7 @@ class TokenCreateRequest(Request, frozen=True, kw_only=True):
     """
 
     name: str = ""
-    scopes: tuple[Scope, ...] = ("read",)
+    scopes: tuple[TokenScope, ...] = ("read",)
     expires_s: float | None = None
     user: str = ""
 

@@ -22,8 +22,7 @@ from steward.admin.credentials.errors import (
     NoSuchCredential,
     NotKnown,
 )
-from steward.core.moments import micros, moment
-from steward.core.scopes import Scope
+from steward.core.access import TokenScope
 from steward.core.sqlite import (
     Connection,
     SqliteError,
@@ -32,6 +31,7 @@ from steward.core.sqlite import (
     open_database,
     transaction,
 )
+from steward.core.timestamps import micros, moment
 
 NAME: Final = "credentials.db"
 Kind = Literal["login", "session", "token"]
@@ -87,7 +87,7 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True):
     user: str
     how: str
     name: str
-    scopes: tuple[Scope, ...]
+    scopes: tuple[TokenScope, ...]
     created: datetime
     expires: datetime
     used: datetime | None = None
@@ -121,7 +121,7 @@ class CredentialStore:
         now: datetime,
         expires: datetime,
         name: str = "",
-        scopes: tuple[Scope, ...] = (),
+        scopes: tuple[TokenScope, ...] = (),
     ) -> tuple[str, Credential]:
         """Make a credential; its secret, which is never told again, and what is kept of it."""
         secret = _PREFIX[kind] + secrets.token_urlsafe(32)

@@ -25,9 +25,9 @@ from steward.admin.doctor.findings import (
 )
 from steward.core.access import Asker
 from steward.core.actions import Action
-from steward.core.ending import end_below, end_with
 from steward.core.errors import Refused, StewardError, UsageError
 from steward.core.events import utc_now
+from steward.core.processes import end_below, end_with
 from steward.jobs.queries import clusters_of
 
 Work = Callable[[], Sequence[Finding]]

@@ -22,7 +22,7 @@ from steward.core.config import AnySinkSettings, Settings
 from steward.core.errors import Unavailable
 from steward.core.events import utc_now
 from steward.core.journal import JournalReader, refill_command
-from steward.core.listening import host_and_port
+from steward.core.listeners import host_and_port
 from steward.extensions.kafka import KafkaSettings, KafkaSinkSettings
 from steward.extensions.mybrc import Remote, RemoteFailed, RemoteRejected, RemoteUnavailable
 from steward.extensions.search_servers import SearchSinkSettings

@@ -17,11 +17,11 @@ from steward.admin.doctor.findings import Finding, ok, several, skipped, warning
 from steward.admin.status import workers
 from steward.bank.gate.link import connect
 from steward.core.config import Settings
-from steward.core.config.looking import doubts, mistakes
+from steward.core.config.checks import doubts, mistakes
 from steward.core.errors import Refused
 from steward.core.events import utc_now
-from steward.core.filesystems import network_kind
-from steward.core.munge.munged import Munge, MungeUnavailable
+from steward.core.files import network_kind
+from steward.core.munge import Munge, MungeUnavailable
 from steward.core.section import Section
 from steward.core.sqlite import OLDEST_SAFE
 from steward.web.settings import HEALTH, HEALTHY

@@ -21,11 +21,11 @@ from steward.capture.captured_jobs import Known
 from steward.capture.schedulers import scheduler_called
 from steward.capture.sensor.triggers import EVENTS
 from steward.capture.settings import HELPER_NAME
-from steward.core import events
 from steward.core.errors import Unavailable
-from steward.core.filesystems import may, network_kind
+from steward.core.events import script_key
+from steward.core.files import may, network_kind
 from steward.core.journal import JournalReader
-from steward.core.looks import COST_FACTOR
+from steward.core.poll_status import COST_FACTOR
 from steward.slurm import Machine, SlurmError, SlurmUnavailable, Triggers
 
 _OLDEST: Final = (22, 5)
@@ -554,7 +554,7 @@ def _unknown(state_dir: str, cluster: str, scripts: list[tuple[int, int]]) -> li
         return [
             job_id
             for mtime_ns, job_id in scripts
-            if not known.known(cluster, events.script_key(job_id, mtime_ns))
+            if not known.known(cluster, script_key(job_id, mtime_ns))
         ]
     finally:
         known.close()

@@ -21,10 +21,9 @@ from steward.admin.plugins.jobcomp import slurm_user
 from steward.bank.gate.plugin_conf import plugins_of
 from steward.capture.settings import SensorSettings
 from steward.core.config import Settings
-from steward.core.config.file import load
+from steward.core.config.reader import load
 from steward.core.errors import StewardError
-from steward.core.files import replacing
-from steward.core.filesystems import network_kind
+from steward.core.files import network_kind, replacing
 from steward.slurm import Slurm, SlurmError
 from steward.slurm.settings import ClusterSettings
 

@@ -18,8 +18,7 @@ import msgspec
 from steward.admin.plugins.build import LIBRARY, PROLOG_LIBRARY, Built, source
 from steward.admin.plugins.errors import NativeError
 from steward.core import files
-from steward.core.files import replacing
-from steward.core.filesystems import network_kind
+from steward.core.files import network_kind, replacing
 
 OUR_CONF: Final = "steward.conf"
 JOBCOMP: Final = "jobcomp.lua"

@@ -28,7 +28,7 @@ from steward.admin.plugins.installation import (
 from steward.admin.plugins.jobcomp import slurm_user
 from steward.admin.plugins.spank import check_library
 from steward.bank.gate.plugin_conf import PLUGIN, plugins_of
-from steward.core.filesystems import may
+from steward.core.files import may
 
 MODULE: Final = "steward_gate.lua"
 MODULES: Final = (MODULE, "steward_wire.lua")

@@ -12,7 +12,7 @@ from typing import Final
 
 from steward.admin.plugins.errors import Fault
 from steward.admin.plugins.installation import DEFAULT_LINES, JOBCOMP, is_open, open_directory
-from steward.core.filesystems import may, network_kind
+from steward.core.files import may, network_kind
 
 _LINES: Final = re.compile(r"""^\s*steward_jobcomp_file\s*=\s*["']([^"'\n]+)["']""", re.MULTILINE)
 _CALLED: Final = re.compile(r"""^[^\n-]*\bdofile\(?\s*["']([^"'\n]+)["']""", re.MULTILINE)

@@ -39,7 +39,7 @@ from steward.admin.plugins.installation import (
 )
 from steward.core.config import Settings
 from steward.core.errors import UsageError
-from steward.core.filesystems import network_kind
+from steward.core.files import network_kind
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,7 @@ from steward.admin.plugins.installation import (
 )
 from steward.admin.plugins.jobcomp import slurm_user
 from steward.capture.sensor import trigger_helper
-from steward.core.files import replacing
-from steward.core.filesystems import may
+from steward.core.files import may, replacing
 
 DEFAULT_PYTHON: Final = "/usr/bin/python3"
 _SECRET_BYTES: Final = 32

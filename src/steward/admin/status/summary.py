@@ -31,8 +31,8 @@ from steward.core.drivers import needed_drivers
 from steward.core.errors import Refused, StewardError
 from steward.core.events import utc_now
 from steward.core.journal import ConsumerStatus, refill_command
-from steward.core.journal.reading import FILENAME
-from steward.core.looks import Looks
+from steward.core.journal.reader import FILENAME
+from steward.core.poll_status import Looks
 from steward.core.sqlite import SqliteUnavailable
 from steward.jobs import Jobs, database_path
 from steward.jobs.queries import clusters_of

@@ -16,7 +16,7 @@ import msgspec
 
 from steward import __version__
 from steward.core.actions import Shape
-from steward.core.leaving import NotLeft, leave, left
+from steward.core.files import StatusWriteError, read_status, write_status
 
 _FILENAME: Final = "daemon.json"
 _LOCK: Final = "daemon.lock"
@@ -86,7 +86,7 @@ class Leaving:
         """
         if self._lock < 0:
             self._lock = _hold(self._lock_path, self._path)
-        leave(
+        write_status(
             self._path, DaemonStanding(version=__version__, since=self._since, parts=tuple(parts))
         )
 
@@ -100,7 +100,7 @@ def read(state_dir: str) -> DaemonStanding | None:
     """The daemon that runs on a state directory; None where none does."""
     if not _is_held(os.path.join(state_dir, _LOCK)):
         return None
-    found = left(os.path.join(state_dir, _FILENAME), DaemonStanding)
+    found = read_status(os.path.join(state_dir, _FILENAME), DaemonStanding)
     return found[0] if found else DaemonStanding()
 
 
@@ -112,17 +112,17 @@ def _hold(path: str, told: str) -> int:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise NotLeft(f"cannot use {path}: {error.strerror}", path) from error
+        raise StatusWriteError(f"cannot use {path}: {error.strerror}", path) from error
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
         with contextlib.suppress(FileNotFoundError):
             os.unlink(told)
     except BlockingIOError as error:
         os.close(fd)
-        raise NotLeft(f"another steward holds {path}", path) from error
+        raise StatusWriteError(f"another steward holds {path}", path) from error
     except OSError as error:
         os.close(fd)
-        raise NotLeft(f"cannot lock {path}: {error.strerror}", path) from error
+        raise StatusWriteError(f"cannot lock {path}: {error.strerror}", path) from error
     return fd
 
 

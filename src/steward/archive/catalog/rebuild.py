@@ -28,7 +28,7 @@ from steward.archive.files.reader import FilesReader, Placed, read_file
 from steward.archive.requests import Progress, ReindexAnswer
 from steward.core.config import Settings
 from steward.core.errors import Unavailable
-from steward.core.filesystems import sync_filesystem
+from steward.core.files import sync_filesystem
 from steward.core.sqlite import SqliteUnavailable
 
 _AT_ONCE = 1000

@@ -23,8 +23,8 @@ from steward.archive.catalog.month import (
     months_in,
 )
 from steward.archive.requests import HitLine
-from steward.core.moments import micros
 from steward.core.sqlite import SqliteUnavailable
+from steward.core.timestamps import micros
 
 _USES_OF: Final = "SELECT 1 FROM use WHERE script IN ({})"
 _FEW_USES: Final = 20_000

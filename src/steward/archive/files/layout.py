@@ -18,7 +18,7 @@ import msgspec
 
 from steward.archive.errors import LayoutError
 from steward.core.config import Settings
-from steward.core.config.problem import Problem
+from steward.core.config.problems import Problem
 
 LONGEST = 200
 """Longest encoded name in bytes: room is left in NAME_MAX (255) for ids and suffixes."""

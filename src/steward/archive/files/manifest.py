@@ -18,8 +18,8 @@ from steward.archive.errors import unavailable
 from steward.archive.files.layout import UNVERIFIED, Layout, decode_name
 from steward.archive.files.tree import Tree
 from steward.core.events import JobIdentity, JobScript, script_key
-from steward.core.moments import micros_or_0
 from steward.core.records import JobRecord
+from steward.core.timestamps import micros_or_0
 
 NAME: Final = "MANIFEST.jsonl"
 VERSION: Final = 1

@@ -31,7 +31,7 @@ from steward.core.config import Settings
 from steward.core.errors import StewardError, Unavailable
 from steward.core.events import ARCHIVE_PURGE, ArchivePurge, Event, JobIdentity, utc_now
 from steward.core.incoming import Stores
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 
 _row_decoder = msgspec.json.Decoder(Row)
 

@@ -26,7 +26,7 @@ from steward.archive.files.tree import (
     remove_temporary,
     temporary_name,
 )
-from steward.core.filesystems import sync_filesystem
+from steward.core.files import sync_filesystem
 
 
 class Target(msgspec.Struct, frozen=True):

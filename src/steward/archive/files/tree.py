@@ -23,8 +23,7 @@ from steward.archive.errors import ArchiveError, ArchiveUnavailable
 from steward.archive.files import permissions
 from steward.archive.files.compression import Damaged, blocks, open_plain, pack, read_plain
 from steward.archive.files.permissions import Readers, let_enter, let_read, readers_of
-from steward.core.files import UnsafePath, open_directory
-from steward.core.filesystems import rename_new, sync_filesystem
+from steward.core.files import UnsafePath, open_directory, rename_new, sync_filesystem
 from steward.core.incoming import MARKER
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ from steward.core.events import (
     Resent,
 )
 from steward.core.incoming import Stores
-from steward.core.moments import micros
+from steward.core.timestamps import micros
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,7 @@ import msgspec
 
 from steward.automation.errors import WrongParameters
 from steward.automation.operation import Doing, Operation, Parameters
-from steward.core.posting import Letter, post
-from steward.core.webhooks import TIMEOUT_S, host_of, tell
+from steward.core.notifications import TIMEOUT_S, Letter, host_of, post_webhook, send_letter
 
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.+=~-]{0,127}(?:@[A-Za-z0-9.-]{1,255})?")
 _LONGEST_SUBJECT: Final = 500
@@ -56,7 +55,7 @@ def email(doing: Doing, asked: Email) -> dict[str, Any]:
     )
     if not doing.dry_run:
         doing.begin()
-        post(letter, "")
+        send_letter(letter, "")
     return {"to": list(asked.to), "sent": not doing.dry_run}
 
 
@@ -81,7 +80,7 @@ def webhook(doing: Doing, asked: Webhook) -> dict[str, Any]:
     if doing.dry_run:
         return {"name": asked.name, "where": host_of(url), "told": False}
     doing.begin()
-    code = tell(url, said, timeout_s=min(TIMEOUT_S, doing.left_s))
+    code = post_webhook(url, said, timeout_s=min(TIMEOUT_S, doing.left_s))
     return {"name": asked.name, "where": host_of(url), "told": True, "answer": code}
 
 

@@ -17,8 +17,8 @@ from steward.automation.errors import (
     WrongParameters,
 )
 from steward.automation.operation import Doing, Operation, Parameters
-from steward.core.ending import end_group
 from steward.core.errors import UsageError
+from steward.core.processes import end_group
 
 _LONGEST: Final = 1024 * 1024
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH

@@ -30,9 +30,8 @@ from steward.core.actions import Registry
 from steward.core.config import Settings
 from steward.core.consumers import Append
 from steward.core.errors import StewardError, Unavailable
-from steward.core.events import RULE_EXECUTION, Event, utc_now
+from steward.core.events import RULE_EXECUTION, Event, RuleExecution, utc_now
 from steward.core.sqlite import transaction
-from steward.core.state_facts import RuleExecution
 from steward.jobs.outbox import Outbox
 
 _CLOCKS_S: Final = 1.0

@@ -14,7 +14,6 @@ import msgspec
 from steward.automation.rules.limits import Taken, kept_by
 from steward.automation.rules.triggers import WINDOWS
 from steward.core.events import Event
-from steward.core.moments import micros, moment
 from steward.core.sqlite import (
     Connection,
     make_for_owner,
@@ -23,6 +22,7 @@ from steward.core.sqlite import (
     transaction,
     translated,
 )
+from steward.core.timestamps import micros, moment
 
 Phase = Literal["waiting", "started", "ended"]
 

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.core.bank_facts import BankThreshold
 from steward.core.events import (
     BANK_THRESHOLD,
     CONTROLLER_STATE,
@@ -18,12 +17,15 @@ from steward.core.events import (
     PARTITION_STATE,
     RESERVATION_STATE,
     RUN_END,
+    BankThreshold,
     ControllerState,
     Event,
     JobFacts,
+    NodeState,
+    PartitionState,
+    ReservationState,
 )
 from steward.core.records import JobRecord
-from steward.core.state_facts import NodeState, PartitionState, ReservationState
 from steward.core.usage import RunFact
 from steward.slurm.job_states import FINISHED, base_state
 

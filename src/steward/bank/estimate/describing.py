@@ -6,8 +6,8 @@ from typing import Any, Final
 import msgspec
 
 from steward.bank.records import GRES_FIELDS, Description
-from steward.core.moments import micros_or_0
 from steward.core.records import JobRecord
+from steward.core.timestamps import micros_or_0
 from steward.slurm import tres
 from steward.slurm.tres import kind_of, parse_tres, requested_gres, requested_kinds, without_kind
 

@@ -19,7 +19,7 @@ from steward.bank.money import MOST
 from steward.bank.prices import dearest_price, rate_for
 from steward.bank.records import Description, PriceLine, Quote, Rate, Use
 from steward.bank.settings import BankSettings
-from steward.core.moments import moment
+from steward.core.timestamps import moment
 from steward.slurm.cluster_model import Picture
 
 GRACE_S: Final = 60

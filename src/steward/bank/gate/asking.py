@@ -17,7 +17,7 @@ from steward.bank.errors import GateUnavailable
 from steward.bank.gate.peers import Peer, split
 from steward.bank.gate.shapes import LONGEST_REQUEST, VERSION, Submit
 from steward.bank.settings import GateSettings
-from steward.core.waiting import Backoff
+from steward.core.waits import Backoff
 
 if TYPE_CHECKING:
     import ssl

@@ -35,8 +35,8 @@ from steward.bank.gate.shapes import (
 from steward.bank.gate.upkeep import Upkeep
 from steward.bank.records import Books, Rules
 from steward.core.errors import StewardError
-from steward.core.moments import micros
 from steward.core.sqlite import SqliteError, SqliteUnavailable
+from steward.core.timestamps import micros
 from steward.slurm.cluster_model import Picture
 
 log = logging.getLogger(__name__)

@@ -47,7 +47,7 @@ from steward.bank.gate.store import Store
 from steward.bank.ledger import Refusal
 from steward.bank.money import show
 from steward.bank.records import Books, Description, Quote
-from steward.core.bank_facts import HoldFact
+from steward.core.events import HoldFact
 
 log = logging.getLogger(__name__)
 

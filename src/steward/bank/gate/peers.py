@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from steward.bank.errors import GateUnavailable
-from steward.core.listening import let_in
+from steward.core.listeners import let_in
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from steward.bank.gate.keeper import Keeper
 from steward.bank.gate.purses import Open
 from steward.core.config import Settings
 from steward.core.errors import StewardError
-from steward.core.moments import micros
 from steward.core.records import JobRecord
+from steward.core.timestamps import micros
 from steward.slurm import Slurm
 from steward.slurm.job_states import FINISHED, WAITING
 

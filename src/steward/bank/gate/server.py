@@ -28,10 +28,10 @@ from steward.bank.gate.remaking import Remaking
 from steward.bank.gate.shapes import CONTROL_SOCKET, LONGEST_CALL, LONGEST_REQUEST, Submit
 from steward.bank.gate.store import Store
 from steward.bank.gate.upkeep import Upkeep
+from steward.core.access import Standings
 from steward.core.config import Settings
 from steward.core.sqlite import SqliteError, SqliteUnavailable
-from steward.core.standings import Standings
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 
 if TYPE_CHECKING:
     from steward.bank.gate.asking import Asking

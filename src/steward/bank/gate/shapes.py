@@ -11,7 +11,7 @@ import msgspec
 
 from steward.bank.ledger import Refusal
 from steward.bank.records import Books, Description, Hold, Mode, Noun, Quote, Settlement
-from steward.core.bank_facts import HoldFact
+from steward.core.events import HoldFact
 
 VERSION: Final = 1
 CONTROL_SOCKET: Final = "gate.sock"

@@ -12,7 +12,7 @@ from steward.bank.ledger.records import Account, By, Member
 from steward.bank.ledger.session import Session, asking, clean
 from steward.bank.ledger.tables import account, member, pot
 from steward.bank.money import MOST
-from steward.core.moments import micros, moment
+from steward.core.timestamps import micros, moment
 
 _NAME: Final = re.compile(r"[^\s,\x00-\x1f\x7f]{1,100}")
 _DEEPEST: Final = 100

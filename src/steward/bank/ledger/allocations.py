@@ -12,7 +12,7 @@ from steward.bank.ledger.accounts import Accounts
 from steward.bank.ledger.records import Account, Allocation, By, Rollover
 from steward.bank.ledger.session import Session, asking, checked_amount, clean
 from steward.bank.ledger.tables import ISSUED, pot
-from steward.core.moments import micros, moment
+from steward.core.timestamps import micros, moment
 
 
 class Allocations:

@@ -11,7 +11,7 @@ from steward.bank.ledger.records import Account
 from steward.bank.ledger.session import Session
 from steward.bank.ledger.tables import member, pot
 from steward.bank.records import AccountBooks, AllocationBooks, Books, UserBooks
-from steward.core.moments import micros
+from steward.core.timestamps import micros
 
 _AT_ONCE = 500
 

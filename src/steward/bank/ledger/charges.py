@@ -29,7 +29,7 @@ from steward.bank.ledger.session import Session, asking, checked_amount, clean
 from steward.bank.ledger.tables import act, charge, charge_version
 from steward.bank.money import MOST
 from steward.bank.records import Charge, Share
-from steward.core.moments import micros, moment
+from steward.core.timestamps import micros, moment
 
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final = msgspec.json.Decoder(Charge)

@@ -9,7 +9,7 @@ from steward.bank.ledger.quarters import quarter_of
 from steward.bank.ledger.records import CourseDay
 from steward.bank.ledger.session import SPENDING, Session
 from steward.bank.ledger.tables import act, entry, pot
-from steward.core.moments import micros
+from steward.core.timestamps import micros
 
 
 class Course:

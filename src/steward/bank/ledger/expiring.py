@@ -9,7 +9,7 @@ from steward.bank.ledger.moving import Moves
 from steward.bank.ledger.records import Allocation, By, Transfer
 from steward.bank.ledger.session import Session
 from steward.bank.ledger.tables import EXPIRED, pot
-from steward.core.moments import micros
+from steward.core.timestamps import micros
 
 
 def expire(

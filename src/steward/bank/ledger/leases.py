@@ -14,7 +14,7 @@ from steward.bank.errors import LedgerUnavailable
 from steward.bank.ledger.asides import Lease
 from steward.bank.ledger.engine import Database
 from steward.bank.ledger.tables import lease, state
-from steward.core.moments import micros, moment
+from steward.core.timestamps import micros, moment
 
 
 class LeaseLost(LedgerUnavailable):

@@ -9,7 +9,7 @@ from steward.bank.ledger.asides import Refusal, Token, ToldJob, ToldTotals
 from steward.bank.ledger.queues import put
 from steward.bank.ledger.session import Session, clean
 from steward.bank.ledger.tables import refusal, remote_hold, token, told
-from steward.core.moments import micros, moment
+from steward.core.timestamps import micros, moment
 
 A_DAY: Final = 500
 """So many refusals of a user are kept for a day."""

@@ -9,7 +9,7 @@ from steward.bank.ledger.records import By, Entry, Kind, Transfer
 from steward.bank.ledger.session import Session, clean, entry_of
 from steward.bank.ledger.tables import act, charge, entry, pot
 from steward.bank.money import MOST
-from steward.core.moments import micros, moment
+from steward.core.timestamps import micros, moment
 
 
 class Moves:

@@ -3,7 +3,7 @@
 from datetime import date, tzinfo
 from typing import Any, Final
 
-from steward.core.moments import moment
+from steward.core.timestamps import moment
 
 _QUARTER_US: Final = 900_000_000
 """No zone's days begin within a quarter of an hour."""

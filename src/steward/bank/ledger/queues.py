@@ -12,7 +12,7 @@ from steward.bank.ledger.asides import OutboxItem
 from steward.bank.ledger.session import Session, clean
 from steward.bank.ledger.tables import cursor, mark, outbox, settlement, threshold
 from steward.bank.records import Settlement
-from steward.core.moments import micros, moment
+from steward.core.timestamps import micros, moment
 
 _KEPT_US: Final = 90 * 86_400 * 1_000_000
 _DONE: Final = 1

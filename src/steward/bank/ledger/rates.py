@@ -11,7 +11,7 @@ from steward.bank.ledger.records import By
 from steward.bank.ledger.session import Session, asking, clean
 from steward.bank.ledger.tables import mode, rate
 from steward.bank.records import Mode, ModeRule, Rate, Rules
-from steward.core.moments import micros
+from steward.core.timestamps import micros
 
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final = msgspec.json.Decoder(Rate)

@@ -14,7 +14,7 @@ from steward.bank.ledger.quarters import day_of, quarter_of
 from steward.bank.ledger.records import Statement, StatementLine, UsageRow
 from steward.bank.ledger.session import SPENDING, Session, clean
 from steward.bank.ledger.tables import act, charge, entry, pot
-from steward.core.moments import micros, moment
+from steward.core.timestamps import micros, moment
 
 _AT_ONCE: Final = 500
 

@@ -14,7 +14,7 @@ from steward.bank.errors import BankError, BankUsage
 from steward.bank.ledger.records import By, Entry
 from steward.bank.ledger.tables import COUNTERS, account, act, entry, pot, state
 from steward.bank.money import MOST
-from steward.core.moments import micros
+from steward.core.timestamps import micros
 
 _GIVEN: Final = frozenset({"deposit", "withdraw", "transfer", "adjust"})
 

@@ -23,7 +23,7 @@ from steward.core.events import (
     TASK_EXIT,
     Event,
 )
-from steward.core.moments import micros, moment
+from steward.core.timestamps import micros, moment
 from steward.core.usage import Launch, NodeGap, NodeJob, StepEnd, StepStart, TasksExited, TaskUsage
 from steward.jobs.job_ids import MAX_JOB_ID
 

@@ -16,8 +16,8 @@ from typing import Final
 import msgspec
 
 from steward.core.errors import StewardError, Unavailable
-from steward.core.listening import host_of, is_within
-from steward.core.waiting import Stop
+from steward.core.listeners import host_of, is_within
+from steward.core.waits import Stop
 
 MOST_HEAD: Final = 16 << 10
 MOST_BODY: Final = (1 << 20) + (64 << 10)

@@ -14,9 +14,9 @@ from typing import Final
 import msgspec
 
 from steward.core.events import utc_now
-from steward.core.leaving import leave, left
-from steward.core.moments import micros, moment
+from steward.core.files import read_status, write_status
 from steward.core.sqlite import Connection, open_database, open_reader, transaction, translated
+from steward.core.timestamps import micros, moment
 
 FILE: Final = "nodes.db"
 _REFUSALS: Final = "nodes-refused.json"
@@ -200,13 +200,13 @@ class Refusals:
         """
         with self._lock:
             if self._is_new:
-                leave(self._path, list(self._refusals.values()))
+                write_status(self._path, list(self._refusals.values()))
                 self._is_new = False
 
 
 def refusals_in(state_dir: str) -> list[Refusal]:
     """The refusals in a state directory's status file, oldest first."""
-    found = left(os.path.join(state_dir, _REFUSALS), list[Refusal])
+    found = read_status(os.path.join(state_dir, _REFUSALS), list[Refusal])
     return [] if found is None else found[0]
 
 

@@ -35,10 +35,10 @@ from steward.capture.nodes.http import (
 from steward.capture.settings import LISTENER_SOCKET, NodesSettings
 from steward.core.config import Settings
 from steward.core.errors import Refused, StewardError, Unavailable
-from steward.core.listening import ListenUnavailable, listener_at, unix_listener_at
+from steward.core.listeners import ListenUnavailable, listener_at, unix_listener_at
 from steward.core.processes import refuse_core_dumps
 from steward.core.tls import Context, server_context
-from steward.core.waiting import Backoff, Stop
+from steward.core.waits import Backoff, Stop
 
 log = logging.getLogger(__name__)
 

@@ -34,13 +34,13 @@ from steward.capture.nodes.senders import Head, Sender, Senders, read_head
 from steward.core.config import Settings
 from steward.core.errors import Refused, StewardError, Unavailable
 from steward.core.events import Event, utc_now
-from steward.core.journal.link import FRAME_BYTES
+from steward.core.journal.client import FRAME_BYTES
 from steward.core.journal.store import Row, rows_of
-from steward.core.listening import listener_at
+from steward.core.listeners import listener_at
 from steward.core.redaction import redactor_of
 from steward.core.tls import Context, names_of, server_context
 from steward.core.usage import NodeGap
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from steward.agent.agent import NODE_NAME, answer_claim_of, claim_of
 from steward.capture.nodes.http import RequestError
 from steward.core.config import Settings
 from steward.core.errors import Refused
-from steward.core.listening import is_ipv6, plain
-from steward.core.munge.munged import Munge
+from steward.core.listeners import is_ipv6, plain
+from steward.core.munge import Munge
 from steward.slurm import SlurmError, SlurmUnavailable
 from steward.slurm.cluster import NodePlace, node_addresses, slurmd_uid
 from steward.slurm.settings import ClusterSettings

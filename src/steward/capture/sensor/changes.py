@@ -11,8 +11,15 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from steward.core.events import NODE_STATE, PARTITION_STATE, RESERVATION_STATE
-from steward.core.state_facts import NodeState, Noticed, PartitionState, ReservationState
+from steward.core.events import (
+    NODE_STATE,
+    PARTITION_STATE,
+    RESERVATION_STATE,
+    NodeState,
+    Noticed,
+    PartitionState,
+    ReservationState,
+)
 from steward.slurm.node_states import (
     FLAGS_OF_USE,
     UNKNOWN,

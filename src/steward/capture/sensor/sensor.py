@@ -37,11 +37,11 @@ from steward.core.events import (
     PARTITION_STATE,
     RESERVATION_STATE,
     ControllerState,
+    Noticed,
     utc_now,
 )
-from steward.core.looks import COST_FACTOR
-from steward.core.state_facts import Noticed
-from steward.core.waiting import Backoff, Stop
+from steward.core.poll_status import COST_FACTOR
+from steward.core.waits import Backoff, Stop
 from steward.slurm import SlurmError, tres
 from steward.slurm.cluster import Machine, Ping
 from steward.slurm.cluster_records import NodeRecord, PartitionRecord, ReservationRecord

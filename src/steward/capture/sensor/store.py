@@ -20,14 +20,15 @@ from steward.core.events import (
     NODE_STATE,
     ControllerState,
     Event,
+    NodesNow,
     decode,
     encode,
+    nodes_now_path,
     utc_now,
 )
-from steward.core.leaving import leave, left
-from steward.core.moments import micros
+from steward.core.files import read_status, write_status
 from steward.core.sqlite import open_database, transaction, translated
-from steward.core.state_facts import NodesNow, nodes_now_path
+from steward.core.timestamps import micros
 
 SOURCE: Final = "sensor"
 """The source of the events."""
@@ -129,13 +130,13 @@ class StateStore:
         Raises:
             NotLeft: The file of the states now cannot be written.
         """
-        found = left(self._now_path, NodesNow)
+        found = read_status(self._now_path, NodesNow)
         if found is None or found[0].silent_since is not None:
             return
         # After a start what was told last is older than the file, which each change makes anew.
         written_at = datetime.fromtimestamp(found[1], UTC)
         polled_at = max(written_at, self.looked_at or written_at)
-        leave(self._now_path, msgspec.structs.replace(found[0], silent_since=polled_at))
+        write_status(self._now_path, msgspec.structs.replace(found[0], silent_since=polled_at))
         self._is_now_stale = True
 
     def _leave_now(self) -> None:
@@ -143,7 +144,7 @@ class StateStore:
         for name, shown in self.picture[NODE_STATE].items():
             states.setdefault(shown.state, []).append(name)
         now = NodesNow(states={state: tuple(names) for state, names in states.items()})
-        leave(self._now_path, now)
+        write_status(self._now_path, now)
         self._is_now_stale = False
 
     def _write(self, told: Sequence[Change], at: datetime, *, silent: bool) -> None:

@@ -22,7 +22,7 @@ import msgspec
 
 from steward.capture.settings import HELPER_NAME
 from steward.core.config import Settings
-from steward.core.listening import unix_listener_at
+from steward.core.listeners import unix_listener_at
 from steward.slurm import SlurmError
 from steward.slurm.errors import UnknownTrigger
 from steward.slurm.settings import ClusterSettings

@@ -5,8 +5,8 @@
 process reaches it.
 """
 
-from steward.core.journal.link import JournalLink
-from steward.core.journal.reading import (
+from steward.core.journal.client import JournalLink
+from steward.core.journal.reader import (
     Backlog,
     ConsumerStatus,
     DeadLetter,

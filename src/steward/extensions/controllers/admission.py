@@ -36,16 +36,17 @@ from steward.core.events import (
     JobScript,
     JobsMissed,
     Kept,
+    NodeState,
     QueueLooked,
+    ReservationState,
     decode,
     script_key,
 )
 from steward.core.incoming import Store, kept_filename
 from steward.core.journal.store import Row as JournalRow
 from steward.core.journal.store import rows_of
-from steward.core.listening import is_ipv6, plain
-from steward.core.munge.munged import Munge
-from steward.core.state_facts import NodeState, ReservationState
+from steward.core.listeners import is_ipv6, plain
+from steward.core.munge import Munge
 from steward.extensions.controllers.wire import (
     FROM_CONTROLLER,
     FROM_RECEIVER,

@@ -11,8 +11,8 @@ from steward.core.consumers import Append, Rejected
 from steward.core.errors import Refused, Unavailable
 from steward.core.events import Event, JobScript, Kept, encode
 from steward.core.incoming import StoreError, Stores
-from steward.core.listening import host_and_port
-from steward.core.munge.munged import Munge
+from steward.core.listeners import host_and_port
+from steward.core.munge import Munge
 from steward.core.sqlite import open_database, transaction, translated
 from steward.core.tls import client_context
 from steward.extensions.controllers import wire

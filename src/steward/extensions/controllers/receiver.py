@@ -20,9 +20,9 @@ from steward.core.config import Settings
 from steward.core.errors import Refused, StewardError, Unavailable
 from steward.core.incoming import Store, Stores, StoreUnavailable
 from steward.core.journal import JournalLink
-from steward.core.listening import listener_at
+from steward.core.listeners import listener_at
 from steward.core.tls import Context, names_of, server_context
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 from steward.extensions.controllers import wire
 from steward.extensions.controllers.admission import Admitting, Peers, Unwitnessed, Witness
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from steward.core.offered import offered
+from steward.core.extensions import lazy_exports
 from steward.extensions.jobacct_plugins.api import (
     API_VERSION,
     Job,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from steward.extensions.jobacct_plugins.registry import LOG, third_parties, types_of
     from steward.extensions.jobacct_plugins.settings_check import check_settings
 else:
-    __getattr__ = offered(
+    __getattr__ = lazy_exports(
         __name__,
         actions=(
             "ACTIONS",

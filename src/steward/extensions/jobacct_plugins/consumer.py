@@ -23,7 +23,7 @@ from steward.core.events import (
     STEP_USAGE,
     Event,
 )
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 from steward.extensions.jobacct_plugins.api import JobAcctPlugin, PluginError
 from steward.extensions.jobacct_plugins.hooks import Caller, Guard, init_calls
 from steward.extensions.jobacct_plugins.messages import Sending

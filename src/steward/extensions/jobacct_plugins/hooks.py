@@ -28,7 +28,7 @@ from steward.core.events import (
     ControllerState,
     Event,
 )
-from steward.core.moments import moment
+from steward.core.timestamps import moment
 from steward.core.usage import PluginMessage, RunFact, StepUsage, TaskUsage
 from steward.extensions.jobacct_plugins.api import Job, JobAcctPlugin, Message, Rusage, Step
 from steward.extensions.jobacct_plugins.messages import Sending

@@ -9,7 +9,7 @@ from steward.core.consumers import Append
 from steward.core.errors import Unavailable
 from steward.core.events import PLUGIN_MESSAGE, Event, utc_now
 from steward.core.usage import PluginMessage
-from steward.core.waiting import Stop
+from steward.core.waits import Stop
 from steward.extensions.jobacct_plugins.api import (
     CONTROLLER,
     LONGEST_MESSAGE,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from steward.core.config import Settings
-from steward.core.config.problem import Problem
+from steward.core.config.problems import Problem
 from steward.core.errors import StewardError
 from steward.extensions.jobacct_plugins.api import ParameterError, number_of
 from steward.extensions.jobacct_plugins.messages import DELAY, RETRIES

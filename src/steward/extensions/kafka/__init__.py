@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from steward.core.offered import offered
+from steward.core.extensions import lazy_exports
 
 if TYPE_CHECKING:
     from steward.extensions.kafka.client import KafkaUnavailable, Reached, check_settings
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from steward.extensions.kafka.settings import ConsumeSettings, KafkaSettings, KafkaSinkSettings
     from steward.extensions.kafka.source import KafkaSource
 else:
-    __getattr__ = offered(
+    __getattr__ = lazy_exports(
         __name__,
         client=(
             "KafkaUnavailable",

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from steward.core.config import Settings
-from steward.core.config.problem import Problem
-from steward.core.config.toml_lines import KeyPath
+from steward.core.config.problems import KeyPath, Problem
 from steward.core.drivers import KAFKA
 from steward.core.errors import Unavailable
 from steward.extensions.kafka.settings import KafkaSettings, KafkaSinkSettings

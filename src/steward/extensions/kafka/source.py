@@ -16,7 +16,7 @@ from steward.core.errors import StewardError, Unavailable
 from steward.core.events import JOB_SCRIPT, Event
 from steward.core.incoming import Store, Stores
 from steward.core.journal import JournalError
-from steward.core.waiting import Backoff, Stop
+from steward.core.waits import Backoff, Stop
 from steward.extensions.kafka.client import KafkaUnavailable, Reached
 from steward.extensions.kafka.events import Taking
 from steward.extensions.kafka.settings import ConsumeSettings

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from steward.core.offered import offered
+from steward.core.extensions import lazy_exports
 
 if TYPE_CHECKING:
     from steward.extensions.mybrc.answers import Affording, Teller
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from steward.extensions.mybrc.users import Doorkeeper, UsersFile, drop_user, set_user
     from steward.extensions.mybrc.wire import RemoteFailed, RemoteRejected, RemoteUnavailable
 else:
-    __getattr__ = offered(
+    __getattr__ = lazy_exports(
         __name__,
         answers=(
             "Affording",

@@ -25,8 +25,8 @@ from steward.bank.errors import GateUnavailable, LedgerUnavailable
 from steward.bank.gate.shapes import RemoteMeans
 from steward.bank.ledger import By
 from steward.core.config import Settings
-from steward.core.moments import micros
-from steward.core.waiting import Backoff, Stop
+from steward.core.timestamps import micros
+from steward.core.waits import Backoff, Stop
 from steward.extensions.mybrc.outbox import KIND
 from steward.extensions.mybrc.remote import Remote, cost_of, read
 from steward.extensions.mybrc.wire import RemoteFailed, RemoteRejected, RemoteUnavailable

@@ -21,9 +21,9 @@ from steward.bank.told_charges import TOLD, own_charges
 from steward.bank.upkeep import BANK
 from steward.core.config import Settings
 from steward.core.events import QUEUE_LOOKED, RUN_END, RUN_START, Event
-from steward.core.moments import moment
 from steward.core.records import JobRecord
 from steward.core.sqlite import SqliteUnavailable
+from steward.core.timestamps import moment
 from steward.core.usage import RunFact
 from steward.jobs import Jobs, database_path
 from steward.slurm.job_states import base_state

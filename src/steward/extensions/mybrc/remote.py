@@ -18,7 +18,7 @@ from steward.bank.errors import LedgerUnavailable
 from steward.bank.ledger import ChargeRow, OutboxItem
 from steward.bank.told_charges import TOLD
 from steward.core.config import Settings
-from steward.core.waiting import Backoff, Stop
+from steward.core.waits import Backoff, Stop
 from steward.extensions.mybrc import wire
 from steward.extensions.mybrc.outbox import KIND, Message, Noticing, Owners, Told
 from steward.extensions.mybrc.wire import RemoteFailed, RemoteRejected, RemoteUnavailable

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from steward.core.offered import offered
+from steward.core.extensions import lazy_exports
 
 if TYPE_CHECKING:
     from steward.extensions.search_servers.client import SearchClient
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
         SearchSinkSettings,
     )
 else:
-    __getattr__ = offered(
+    __getattr__ = lazy_exports(
         __name__,
         destination=("SINK_KIND",),
         client=("SearchClient",),

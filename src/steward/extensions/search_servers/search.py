@@ -18,7 +18,7 @@ from steward.archive.catalog.month import Use
 from steward.archive.catalog.search import Looked, Owner, Page, Place, Wanted, counted, first_page
 from steward.archive.errors import ArchiveUnavailable
 from steward.core.errors import UsageError
-from steward.core.moments import micros
+from steward.core.timestamps import micros
 from steward.extensions.search_servers.client import SearchClient, read
 from steward.extensions.search_servers.index_template import check_product
 from steward.extensions.search_servers.settings import SearchSinkSettings

@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from steward.core.offered import offered
+from steward.core.extensions import lazy_exports
 
 if TYPE_CHECKING:
     from steward.extensions.torque.spool import TORQUE
 else:
-    __getattr__ = offered(
+    __getattr__ = lazy_exports(
         __name__,
         spool=("TORQUE",),
     )

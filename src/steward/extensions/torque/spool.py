@@ -32,7 +32,7 @@ from steward.capture.schedulers import (
     read_whole,
 )
 from steward.core.events import utc_now
-from steward.core.filesystems import network_kind
+from steward.core.files import network_kind
 from steward.core.records import JobRecord
 from steward.extensions.torque.files import PIECE_BYTES, TorqueNews, TorqueScript, settled_part
 from steward.extensions.torque.records import (

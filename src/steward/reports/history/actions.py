@@ -11,9 +11,9 @@ from steward.core.access import Asker
 from steward.core.actions import Action
 from steward.core.errors import Missing, UsageError
 from steward.core.events import NODE_STATE, PARTITION_STATE, RESERVATION_STATE, Event
-from steward.core.lines import Line
-from steward.core.moments import micros, moment
+from steward.core.records import Line
 from steward.core.sqlite import SqliteUnavailable
+from steward.core.timestamps import micros, moment
 from steward.jobs.line_queries import SHOWN_PIECE, SHOWN_RUN, LineFilter
 from steward.reports.events import told
 from steward.reports.history.consumer import KEPT

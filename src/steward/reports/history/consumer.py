@@ -12,7 +12,6 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.core.bank_facts import BankThreshold
 from steward.core.config import Settings
 from steward.core.consumers import Append
 from steward.core.events import (
@@ -22,14 +21,18 @@ from steward.core.events import (
     PARTITION_STATE,
     RESERVATION_STATE,
     RULE_EXECUTION,
+    BankThreshold,
     ControllerState,
     Event,
+    NodeState,
+    PartitionState,
+    ReservationState,
+    RuleExecution,
     encode,
     utc_now,
 )
-from steward.core.moments import micros
 from steward.core.sqlite import Connection, make_for_owner, open_database, transaction, translated
-from steward.core.state_facts import NodeState, PartitionState, ReservationState, RuleExecution
+from steward.core.timestamps import micros
 from steward.reports.history.spans import (
     MIGRATIONS,
     NODE_COLUMNS,

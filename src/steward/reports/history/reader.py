@@ -9,11 +9,10 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.core.events import Event, decode
-from steward.core.leaving import left
-from steward.core.moments import moment
+from steward.core.events import Event, NodesNow, decode, nodes_now_path
+from steward.core.files import read_status
 from steward.core.sqlite import Connection, SqliteUnavailable, open_reader, translated
-from steward.core.state_facts import NodesNow, nodes_now_path
+from steward.core.timestamps import moment
 from steward.reports.history.consumer import FORGOTTEN, database_path
 from steward.reports.history.spans import (
     NODE_COLUMNS,
@@ -170,7 +169,7 @@ class HistoryReader:
 
     def _polled(self, clusters: Iterable[str]) -> Iterator[tuple[str, NodesNow]]:
         for cluster in clusters:
-            found = left(nodes_now_path(self._state_dir, cluster), NodesNow)
+            found = read_status(nodes_now_path(self._state_dir, cluster), NodesNow)
             if found is not None:
                 yield cluster, found[0]
 

@@ -37,7 +37,7 @@ class NodeThen(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         cluster: The cluster's name.
         node: NodeName.
-        state: As Slurm shows it, see :class:`steward.core.state_facts.NodeState`.
+        state: As Slurm shows it, see :class:`steward.core.events.NodeState`.
         since: Since when it has been so.
         since_is_known: Whether that is when it became so; else it is when it was first seen.
         reason: Why; "" for none.

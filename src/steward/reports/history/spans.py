@@ -5,9 +5,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from steward.core.events import Event
-from steward.core.moments import micros
-from steward.core.state_facts import NodeState, ReservationState
+from steward.core.events import Event, NodeState, ReservationState
+from steward.core.timestamps import micros
 from steward.slurm.node_states import parse_node_state
 
 OPEN_US: Final = 2**62

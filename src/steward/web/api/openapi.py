@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from steward import __version__
+from steward.core.access import SCOPES, scope_of
 from steward.core.actions import LEAST, MOST
-from steward.core.scopes import SCOPES, scope_of
 from steward.daemon.idempotency import LONGEST_KEY
 from steward.web.api.endpoints import ASKS, CURSOR, ENDPOINTS, Endpoint, body_of, parameters
 from steward.web.api.responses import KEY, LINES, MEDIA, STREAM, Problem, page_of

@@ -13,9 +13,9 @@ from steward.accounting.job_page.notes import duration, size
 from steward.accounting.job_page.requests import PageAnswer, PageRequest
 from steward.accounting.job_page.wording import end_words, share_word, state_word
 from steward.archive.requests import DiffAnswer, DiffRequest, EnvAnswer, EnvRequest
-from steward.core.lines import Line
-from steward.core.moments import moment
 from steward.core.printable import safe, safe_lines
+from steward.core.records import Line
+from steward.core.timestamps import moment
 from steward.slurm.job_states import FINISHED
 from steward.web import query
 from steward.web.authentication import Visit

@@ -27,8 +27,8 @@ from steward.automation.actions import RunAnswer, RunRequest
 from steward.automation.job_holds import is_held
 from steward.bank.asking_jobs import ExplainRequest
 from steward.core.errors import StewardError, UsageError
-from steward.core.moments import micros, moment
 from steward.core.printable import safe
+from steward.core.timestamps import micros, moment
 from steward.jobs.job_ids import JobNameError, parse
 from steward.reports.history.requests import JobEventsRequest
 from steward.slurm.job_changes import read_comment

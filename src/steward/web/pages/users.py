@@ -19,9 +19,9 @@ from steward.admin.credentials.requests import (
 from steward.bank.asking_accounts import AccountPage, UserShowRequest
 from steward.bank.asking_views import UsageAnswer, UsageRequest
 from steward.bank.money import MICRO
+from steward.core.access import SCOPES
 from steward.core.errors import Refused, StewardError, Unavailable, UsageError
 from steward.core.events import utc_now
-from steward.core.scopes import SCOPES
 from steward.reports.requests import WasteAnswer, WasteRequest
 from steward.web.authentication import Visit
 from steward.web.errors import NoSuchPage

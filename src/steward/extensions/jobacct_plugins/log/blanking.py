@@ -16,7 +16,7 @@ from typing import BinaryIO, Final
 import msgspec
 
 from steward.core.errors import StewardError
-from steward.core.moments import micros
+from steward.core.timestamps import micros
 from steward.extensions.jobacct_plugins.log.files import (
     LATE,
     NEW,

@@ -27,7 +27,7 @@ from steward.core.events import (
     Event,
     utc_now,
 )
-from steward.core.moments import micros, moment
+from steward.core.timestamps import micros, moment
 from steward.core.usage import RunFact, StepAccounted, StepUsage
 from steward.extensions.jobacct_plugins.api import JobAcctPlugin
 from steward.extensions.jobacct_plugins.consumer import location_of

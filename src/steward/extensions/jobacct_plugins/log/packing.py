@@ -13,7 +13,7 @@ import msgspec
 
 from steward.core.drivers import PARQUET as PARQUET_DRIVER
 from steward.core.errors import StewardError
-from steward.core.lines import FIELDS, Line
+from steward.core.records import FIELDS, Line
 from steward.extensions.jobacct_plugins.log.blanking import Blanking, blanked_lines
 from steward.extensions.jobacct_plugins.log.files import (
     LATE,

@@ -14,8 +14,8 @@ from typing import Any, BinaryIO, Final
 import msgspec
 
 from steward.accounting.job_log import JobLog, PassedOver
-from steward.core.lines import Line
-from steward.core.moments import micros
+from steward.core.records import Line
+from steward.core.timestamps import micros
 from steward.extensions.jobacct_plugins.log.files import (
     PACKED,
     LogError,

@@ -12,9 +12,8 @@ from typing import Any, Final
 import msgspec
 
 from steward.core.events import RUN_END, RUN_START, RUN_SUSPEND, STEP_ACCOUNTED, STEP_USAGE, Event
-from steward.core.lines import Line
-from steward.core.moments import micros, moment
-from steward.core.records import JobRecord
+from steward.core.records import JobRecord, Line
+from steward.core.timestamps import micros, moment
 from steward.core.usage import RunFact, StepAccounted, StepEnd, StepStart, StepUsage, TaskUsage
 from steward.jobs.lines import rank_of
 from steward.jobs.usage import add_steps, as_step_of, run_line, step_line

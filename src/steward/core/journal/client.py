@@ -18,7 +18,7 @@ import msgspec
 
 from steward.core.events import Event
 from steward.core.journal.store import JournalError, JournalUnavailable, Row, rows_of
-from steward.core.waiting import Backoff, Stop
+from steward.core.waits import Backoff, Stop
 
 SOCKET = "journal.sock"
 LARGEST_FRAME = 64 * 1024 * 1024

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from steward.core import events
-from steward.core.events import Event
+from steward.core.events import ARCHIVE_RESEND, JOB_SCRIPT, Event, EventError, Unreadable, utc_now
 from steward.core.sqlite import Connection, open_reader, translated
 
 FILENAME = "journal.db"
@@ -99,8 +99,8 @@ def event_of(row: tuple[int, str, str, str, bytes]) -> Event:
     """One bad row must not block the next: it becomes an event that says what is wrong with it."""
     try:
         return events.decode(*row)
-    except events.EventError as error:
-        now = events.utc_now()
+    except EventError as error:
+        now = utc_now()
         return Event(
             kind=row[1],
             cluster=row[2],
@@ -108,7 +108,7 @@ def event_of(row: tuple[int, str, str, str, bytes]) -> Event:
             at=now,
             seen_at=now,
             source="journal",
-            body=events.Unreadable(error=str(error)),
+            body=Unreadable(error=str(error)),
             id=row[0],
         )
 
@@ -200,7 +200,7 @@ class JournalReader:
             # Nothing is told while there is nothing to do, nor by one that has ended.
             "iif(told < ?, 0.0, rate), error, error_at, detached "
             "FROM consumer ORDER BY name",
-            (int(events.utc_now().timestamp()) - _RATE_HOLDS_S,),
+            (int(utc_now().timestamp()) - _RATE_HOLDS_S,),
         )
         fields = ("name", "position", "behind", "state", "detail", "since", "dead", "missed",
                   "missed_from", "rate", "error", "error_at")  # fmt: skip
@@ -237,7 +237,7 @@ class JournalReader:
             "AND json_extract(CAST(data AS TEXT), '$.body.sink') = ?5, "
             "json_array_length(CAST(data AS TEXT), '$.body.scripts'), 0) ELSE 0 END) "
             "FROM event WHERE id > ?1 AND kind IN (SELECT value FROM json_each(?2))",
-            (after, wanted, events.JOB_SCRIPT, events.ARCHIVE_RESEND, sink),
+            (after, wanted, JOB_SCRIPT, ARCHIVE_RESEND, sink),
         )
         if not count:
             return Backlog(events=0, scripts=0)

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from steward.core.errors import StewardError
-from steward.core.leaving import leave, left
+from steward.core.files import read_status, write_status
 
 COST_FACTOR: Final = 20
 """A poll of slurmctld takes at most this part of the time."""
@@ -58,11 +58,11 @@ class Looks:
         Raises:
             NotLeft: It cannot be written.
         """
-        leave(self._path(cluster), look)
+        write_status(self._path(cluster), look)
 
     def get(self, cluster: str) -> Look | None:
         """The last look; None where none was kept."""
-        found = left(self._path(cluster), Look)
+        found = read_status(self._path(cluster), Look)
         return found[0] if found else None
 
     def _path(self, cluster: str) -> str:

@@ -16,8 +16,7 @@ import msgspec
 
 from steward.core.config import Settings
 from steward.core.config.checks import problems
-from steward.core.config.problem import Problem
-from steward.core.config.toml_lines import KeyPath, key_lines
+from steward.core.config.problems import KeyPath, Problem, key_lines
 from steward.core.errors import UsageError
 from steward.core.section import Section
 

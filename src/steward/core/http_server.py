@@ -19,8 +19,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from steward.core.errors import StewardError
-from steward.core.listening import Crowd, CrowdedListener, listener_at
-from steward.core.waiting import Stop
+from steward.core.listeners import Crowd, CrowdedListener, listener_at
+from steward.core.waits import Stop
 
 log = logging.getLogger(__name__)
 
@@ -246,7 +246,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
         listen: Address and port.
         certificate_file: Its certificate; without one, no encryption.
         key_file: The key of that certificate.
-        shared: Networks whose addresses many share, see :class:`steward.core.listening.Crowd`.
+        shared: Networks whose addresses many share, see :class:`steward.core.listeners.Crowd`.
         timeouts: Timeouts of clients.
     """
 

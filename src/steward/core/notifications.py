@@ -5,15 +5,17 @@ import select
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from email.header import Header
 from email.message import EmailMessage
 from email.utils import formataddr, formatdate, parseaddr
-from typing import Final
+from typing import Any, Final
+from urllib.parse import urlsplit
 
 import msgspec
 
-from steward.core.ending import end_group
-from steward.core.errors import Unavailable
+from steward.core.errors import StewardError, Unavailable
+from steward.core.processes import end_group
 
 _MOST_BODY: Final = 1024 * 1024
 _BODY_S: Final = 10.0
@@ -69,7 +71,7 @@ def read_body() -> bytes:
     return found
 
 
-def post(letter: Letter, page: str) -> None:
+def send_letter(letter: Letter, page: str) -> None:
     """Send a mail, with a page behind what was to be said.
 
     Raises:
@@ -82,10 +84,10 @@ def post(letter: Letter, page: str) -> None:
         words = [letter.program, "-s", letter.subject, ",".join(letter.to)]
         _run(words, text.encode(), letter.timeout_s)
     else:
-        _run([letter.sendmail, "-i", "-t"], message(letter, text), letter.timeout_s)
+        _run([letter.sendmail, "-i", "-t"], letter_message(letter, text), letter.timeout_s)
 
 
-def message(letter: Letter, text: str) -> bytes:
+def letter_message(letter: Letter, text: str) -> bytes:
     """A whole message, for sendmail."""
     headers = {
         "To": ", ".join(letter.to),
@@ -145,3 +147,60 @@ def _run(words: list[str], data: bytes, timeout_s: float) -> None:
         raise NotSent(f"{words[0]} ended with {os.EX_TEMPFAIL}: it cannot be sent now", words)
     if process.returncode:
         raise NotTaken(f"{words[0]} ended with {process.returncode}", words)
+
+
+TIMEOUT_S: Final = 10.0
+_REFUSED: Final = range(400, 500)
+_TRY_AGAIN: Final = frozenset({408, 425, 429})
+
+
+class WebhookAway(Unavailable):
+    """A webhook does not answer now, or nobody knows whether it was told."""
+
+
+class WebhookRefused(StewardError):
+    """A webhook does not take what it is told, and will not."""
+
+
+def post_webhook(url: str, said: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S) -> int:
+    """Tell a webhook something; the status that it answers with.
+
+    Args:
+        url: Where it is.
+        said: What it is told, as JSON.
+        timeout_s: How long it may take for each of connecting, sending and answering.
+
+    Raises:
+        WebhookAway: It does not answer: try again later.
+        WebhookRefused: It does not take it.
+    """
+    import httpx
+
+    where = host_of(url)
+    try:
+        answer = httpx.post(
+            url,
+            content=msgspec.json.encode(said),
+            headers={"Content-Type": "application/json"},
+            timeout=timeout_s,
+            follow_redirects=False,
+        )
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        # What it says may hold the URL, and where the error is shown its cause is, too.
+        kind = type(error).__name__
+        raise WebhookAway(f"{where} cannot be told: {kind}", where) from None
+    code = answer.status_code
+    if code in _REFUSED and code not in _TRY_AGAIN:
+        raise WebhookRefused(f"{where} does not take it: it answers {code}", where)
+    if not answer.is_success:
+        raise WebhookAway(f"{where} answers {code}", where)
+    return code
+
+
+def host_of(url: str) -> str:
+    """A webhook, as it may be spoken of."""
+    try:
+        host = urlsplit(url).hostname
+    except ValueError:
+        host = None  # it is no URL, and that is said when it is used
+    return f"the webhook at {host}" if host else "the webhook"
