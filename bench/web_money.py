@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final
 
+from steward.bank.billing import charge_of
+from steward.bank.gate_sync import pricing_of
 from steward.bank.ledger import Account, By, open_ledger
-from steward.bank.live import pricing_of
 from steward.bank.money import MICRO
 from steward.bank.records import Rate
-from steward.bank.settling import charge_of
 from steward.core.config import Settings
 from steward.core.records import JobRecord
 from steward.core.usage import RunFact

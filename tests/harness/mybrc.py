@@ -8,7 +8,7 @@ from typing import Any
 from harness import bank
 from harness.events import NOON
 from harness.site import Site
-from steward.bank.reconciling import reconcile
+from steward.bank.reconciliation import reconcile
 from steward.bank.records import Hold
 from steward.bank.settings import BankSettings, RemoteBankSettings
 from steward.core.events import Event

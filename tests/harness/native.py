@@ -13,7 +13,7 @@ import pytest
 
 from steward.admin.plugins import build
 from steward.admin.plugins.build import LIBRARY, SOURCES, SUBMIT_LIBRARY
-from steward.bank.estimate.bounds import LONGEST, LONGEST_TEXTS
+from steward.bank.estimate.request_limits import LONGEST, LONGEST_TEXTS
 
 TESTS = Path(__file__).parents[1]
 NATIVE = Path(str(resources.files("steward.native")))

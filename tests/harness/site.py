@@ -181,7 +181,7 @@ class Site:
 
                 return AutomationRoom(self.settings, access=self.access, registry=self.registry)
             case "bank":
-                from steward.bank.room import BankRoom
+                from steward.bank.context import BankRoom
 
                 return BankRoom(self.settings, **common)
             case "events":

@@ -17,8 +17,8 @@ from steward.automation.settings import ActionsSettings, RulesSettings
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate.link import GateLink
 from steward.bank.ledger import OutboxItem, open_ledger
+from steward.bank.notices import OUTBOX
 from steward.bank.settings import BankSettings, GateSettings
-from steward.bank.statements import OUTBOX
 from steward.core.access import Standing, Standings
 from steward.core.config import ArchiveSettings, JournalSettings, Settings
 from steward.core.events import Event

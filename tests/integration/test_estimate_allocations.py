@@ -12,11 +12,11 @@ import pytest
 from asked_allocations import RATES, request, spec
 from submitting import wait_until
 
+from steward.bank.billing import use_of
 from steward.bank.estimate import Estimator, parse_options
 from steward.bank.prices import price
 from steward.bank.records import Rate
 from steward.bank.settings import BankSettings
-from steward.bank.using import use_of
 from steward.core.records import JobRecord
 from steward.sandbox import Sandbox
 from steward.slurm.cluster_model import Picture

@@ -17,8 +17,8 @@ import pytest
 from submitting import wait_until
 
 from steward.bank.estimate import Estimator, description_of, parse_options
+from steward.bank.gate_sync import MARK_S, PICTURE_S, Pictures
 from steward.bank.ledger import open_ledger
-from steward.bank.live import MARK_S, PICTURE_S, Pictures
 from steward.bank.records import Rate
 from steward.bank.settings import BankSettings
 from steward.core.config import Settings

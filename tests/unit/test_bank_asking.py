@@ -11,11 +11,11 @@ from harness import bank
 from harness.events import NOON
 from harness.jobs import record
 from harness.site import ADA, BELA, COORDINATOR, NOBODY, OWNER, ROOT, Site
-from steward.bank.asking_views import UsageRequest, usage
+from steward.bank.actions.reports import UsageRequest, usage
+from steward.bank.context import BankRoom
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.ledger import By
 from steward.bank.money import MICRO
-from steward.bank.room import BankRoom
 from steward.core.access import Asker
 from steward.core.records import Line
 from steward.core.sqlite import open_database, transaction
@@ -343,7 +343,7 @@ def test_a_charge_that_is_not_what_it_should_be_is_seen(site: Site) -> None:
 def test_without_a_bank_it_is_said(tmp_path: Path) -> None:
     import msgspec
 
-    from steward.bank.room import BankRoom
+    from steward.bank.context import BankRoom
     from steward.bank.settings import BankSettings
 
     site = bank.make_shared_site(tmp_path)

@@ -12,7 +12,7 @@ from harness.events import NOON
 from harness.gate import account, job, running, settings_of
 from harness.site import ADA, OWNER, Site
 from harness.slurm import Stage
-from steward.bank.asking_upkeep import holds_and_jobs
+from steward.bank.actions.upkeep import holds_and_jobs
 from steward.bank.errors import BankUsage
 from steward.bank.ledger import By, Refusal
 from steward.bank.money import MICRO

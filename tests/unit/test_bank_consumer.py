@@ -21,8 +21,8 @@ from steward.bank.errors import GateUnavailable
 from steward.bank.gate.link import GateLink
 from steward.bank.gate.server import GateServer
 from steward.bank.gate.shapes import Submit
+from steward.bank.gate_sync import MARK_S, PICTURE_S, Pictures
 from steward.bank.ledger import Account, Refusal
-from steward.bank.live import MARK_S, PICTURE_S, Pictures
 from steward.bank.money import MICRO
 from steward.bank.records import Description, Hold, ModeRule
 from steward.bank.settings import BankSettings

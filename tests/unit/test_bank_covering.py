@@ -4,8 +4,7 @@ import msgspec
 import pytest
 
 from harness.events import NOON
-from steward.bank.claims import claim_of
-from steward.bank.covering import grouped, is_too_large, needs
+from steward.bank.enforcement import claim_of, grouped, is_too_large, needs
 from steward.bank.money import MICRO
 from steward.bank.records import Hold, Quote
 from steward.core.records import JobRecord

@@ -12,7 +12,7 @@ from harness.estimates import CLUSTER, NOW, estimator
 from harness.gate import CLUSTER as SITE
 from harness.gate import GateCore, account, job, now_us
 from steward.bank.errors import NoEstimate
-from steward.bank.estimate.named import nodes_named
+from steward.bank.estimate.request_limits import nodes_named
 from steward.bank.gate.shapes import Claim, Seen
 from steward.bank.records import Description
 from steward.slurm.nodelists import expand
@@ -112,9 +112,9 @@ def test_a_partition_that_is_named_often_is_one() -> None:
 
 
 def test_the_most_that_is_let_through_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from steward.bank.estimate import sizes
+    from steward.bank.estimate.sizes import requested_gres
 
-    sizes.requested_gres.cache_clear()
+    requested_gres.cache_clear()
     mark = random.Random(7).randrange(10**6)
     job = asking(
         partition=",".join(MANY.partitions),
@@ -122,7 +122,7 @@ def test_the_most_that_is_let_through_is_read_once(monkeypatch: pytest.MonkeyPat
         tres_per_job=",".join(f"gres/x{mark}y{number}:1" for number in range(60)),
     )
     assert estimator(picture=MANY).quote(job, NOW).amount > 0
-    assert sizes.requested_gres.cache_info().misses < 10
+    assert requested_gres.cache_info().misses < 10
 
 
 def test_what_is_endless_is_not_kept(tmp_path: Path) -> None:

@@ -13,8 +13,14 @@ from harness import bank
 from harness.bank import BY
 from harness.site import ADA, Site
 from steward.bank.errors import BankRefused, BankUsage
-from steward.bank.importing import bank_config, csv_file, sacctmgr
-from steward.bank.importing.plan import Plan, carry_out
+from steward.bank.imports import (
+    Plan,
+    carry_out,
+    of_associations,
+    read_bank_config,
+    read_csv,
+    read_dump,
+)
 from steward.bank.money import MICRO
 from steward.bank.records import Rate
 from steward.slurm.cluster_model import PartitionPicture, Picture
@@ -150,7 +156,7 @@ def test_associations_as_slurmdbd_answers() -> None:
         ("optics", "physics", ""),
         ("optics", "", "ada"),
     ]
-    plan = sacctmgr.of_associations(rows, {"optics": {"bela", "ada"}, "gone": {"x"}})
+    plan = of_associations(rows, {"optics": {"bela", "ada"}, "gone": {"x"}})
     assert set(plan.accounts) == {"physics", "optics"}
     assert plan.accounts["optics"].owners == ("ada", "bela")
     assert set(plan.members) == {("optics", "ada")}
@@ -161,7 +167,7 @@ def test_associations_as_slurmdbd_answers() -> None:
 )
 def test_what_is_no_dump(text: str) -> None:
     with pytest.raises(BankUsage):
-        sacctmgr.read_dump(text)
+        read_dump(text)
 
 
 def test_prices_of_the_old_plugins(site: Site) -> None:
@@ -231,7 +237,7 @@ def test_rates_are_imported_as_they_are_created(site: Site) -> None:
 )
 def test_what_is_no_bank_config(text: str) -> None:
     with pytest.raises(BankUsage):
-        bank_config.read(text, "c1")
+        read_bank_config(text, "c1")
 
 
 def test_only_operators_import(site: Site) -> None:
@@ -242,9 +248,9 @@ def test_only_operators_import(site: Site) -> None:
 def reads(text: str) -> list[Plan]:
     """What each reader makes of a text that may be anything."""
     readers: list[Callable[[], Plan]] = [
-        lambda: csv_file.read(text, lambda _: None),
-        lambda: sacctmgr.read_dump(text),
-        lambda: bank_config.read(text, "c1"),
+        lambda: read_csv(text, lambda _: None),
+        lambda: read_dump(text),
+        lambda: read_bank_config(text, "c1"),
     ]
     found = []
     for read in readers:

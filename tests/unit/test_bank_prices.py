@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.bank.errors import NoRate
-from steward.bank.factors import dearest, permille_at, split
 from steward.bank.money import rounded
-from steward.bank.prices import dearest_price, price, rate_for
+from steward.bank.prices import dearest, dearest_price, permille_at, price, rate_for, split
 from steward.bank.records import Factor, Rate, Use
 from steward.core.timestamps import micros
 

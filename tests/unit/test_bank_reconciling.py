@@ -12,12 +12,18 @@ from harness.bank import BY, HOUR, rate
 from harness.events import NOON
 from harness.jobs import record
 from harness.site import Site
-from steward.bank.backfilling import backfill
+from steward.bank.billing import Pricing
 from steward.bank.ledger import By
-from steward.bank.reckoning import Reckoning
-from steward.bank.reconciling import Reconciling, charges, mark_unpriced, reconcile, settle
+from steward.bank.reconciliation import (
+    Reckoning,
+    Reconciling,
+    backfill,
+    charges,
+    mark_unpriced,
+    reconcile,
+    settle,
+)
 from steward.bank.records import Rate
-from steward.bank.settling import Pricing
 from steward.core.events import JOB_END, RUN_END, Event, JobFacts
 from steward.core.timestamps import micros, micros_or_0
 from steward.slurm.accounting import whole_runs

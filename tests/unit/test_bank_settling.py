@@ -6,12 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.events import NOON
-from steward.bank.errors import NoRate
-from steward.bank.money import MICRO
-from steward.bank.prices import price
-from steward.bank.records import Charge, Hold, Quote, Rate, Use
-from steward.bank.settings import BankSettings
-from steward.bank.settling import (
+from steward.bank.billing import (
     Pricing,
     charge_of,
     charged_before,
@@ -21,6 +16,11 @@ from steward.bank.settling import (
     is_piece_of,
     same_as,
 )
+from steward.bank.errors import NoRate
+from steward.bank.money import MICRO
+from steward.bank.prices import price
+from steward.bank.records import Charge, Hold, Quote, Rate, Use
+from steward.bank.settings import BankSettings
 from steward.core.records import JobRecord
 from steward.core.timestamps import micros
 from steward.core.usage import RunFact

@@ -24,16 +24,18 @@ from steward.bank.gate.link import GateLink
 from steward.bank.ledger import By
 from steward.bank.money import MICRO
 from steward.bank.notices import (
+    OUTBOX,
     Notice,
     NoticeNotSent,
     NoticeRefused,
     addresses,
+    last_month,
+    mail_due,
     send,
     threshold_notice,
 )
+from steward.bank.scheduled_work import Upkeep
 from steward.bank.settings import BankSettings, NotifySettings
-from steward.bank.statements import OUTBOX, last_month, mail_due
-from steward.bank.upkeep import Upkeep
 from steward.core.config import Settings
 from steward.core.events import BankThreshold
 from steward.core.logs import set_up

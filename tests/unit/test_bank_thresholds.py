@@ -7,9 +7,9 @@ import pytest
 from steward.bank.ledger import Account, By, open_ledger
 from steward.bank.ledger.opened import Ledger, Transaction
 from steward.bank.money import MICRO
+from steward.bank.notices import queue_threshold_notices, worst_threshold
 from steward.bank.records import Charge
 from steward.bank.settings import BankSettings
-from steward.bank.thresholds import tell, worst
 from steward.core.config import Settings
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -39,22 +39,24 @@ def test_each_share_is_told_once_and_again_after_a_deposit(ledger: Ledger) -> No
     for job_id, (amount, said) in enumerate(SPENT, start=1):
         with ledger.transaction() as t:
             spend(t, job_id, amount)
-            told = tell(t, t.books().accounts, SETTINGS, NOW)
+            told = queue_threshold_notices(t, t.books().accounts, SETTINGS, NOW)
         assert [one.value for one in told if one.kind == "used"] == said
     with ledger.transaction() as t:
         t.transfers.deposit("physics", 1000 * MICRO, BY)
-        assert tell(t, t.books().accounts, SETTINGS, NOW) == []
+        assert queue_threshold_notices(t, t.books().accounts, SETTINGS, NOW) == []
         spend(t, 99, 900)
-        told = tell(t, t.books().accounts, SETTINGS, NOW)
+        told = queue_threshold_notices(t, t.books().accounts, SETTINGS, NOW)
     assert [one.value for one in told] == [75, 90]
-    assert [one.value for one in worst(told)] == [90]
+    assert [one.value for one in worst_threshold(told)] == [90]
 
 
 def test_the_end_is_told_when_it_is_near(ledger: Ledger) -> None:
     with ledger.transaction() as t:
         t.accounts.create(Account(name="physics"), BY)
         t.allocations.create("physics", MICRO, BY, begin=NOW, end=NOW + timedelta(days=40))
-        assert tell(t, t.books().accounts, SETTINGS, NOW) == []
-        (told,) = tell(t, t.books().accounts, SETTINGS, NOW + timedelta(days=11))
+        assert queue_threshold_notices(t, t.books().accounts, SETTINGS, NOW) == []
+        (told,) = queue_threshold_notices(t, t.books().accounts, SETTINGS, NOW + timedelta(days=11))
         assert (told.kind, told.value, told.balance) == ("ends", 29, MICRO)
-        assert tell(t, t.books().accounts, SETTINGS, NOW + timedelta(days=12)) == []
+        assert (
+            queue_threshold_notices(t, t.books().accounts, SETTINGS, NOW + timedelta(days=12)) == []
+        )

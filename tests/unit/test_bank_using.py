@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.estimates import CLUSTER, CPUS, NOW, SETTINGS, SU, estimator
+from steward.bank.billing import untracked, use_of
 from steward.bank.estimate import description_of, parse_options
 from steward.bank.prices import price
 from steward.bank.records import Rate, Use
 from steward.bank.settings import BankPartitionSettings, BankSettings
-from steward.bank.using import untracked, use_of
 from steward.core.records import JobRecord
 
 HOUR = timedelta(hours=1)

@@ -19,10 +19,9 @@ from harness.bank import charge, config_of, make_shared_site
 from harness.commands import run
 from steward.bank.ledger import Refusal
 from steward.bank.money import MICRO
-from steward.bank.notices import Notice
+from steward.bank.notices import OUTBOX, Notice
+from steward.bank.rate_validation import worded
 from steward.bank.records import Factor
-from steward.bank.statements import OUTBOX
-from steward.bank.weighing import worded
 from steward.cli.bank_rate_options import factors_of, permille, times, weights
 from steward.core.errors import UsageError
 from steward.core.printable import no_formula

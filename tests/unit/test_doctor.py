@@ -23,7 +23,7 @@ from servers.mybrc import mybrc_settings, serving, token_of
 from steward.admin.doctor import data_checks
 from steward.admin.doctor.actions import run, run_apart
 from steward.admin.doctor.findings import DoctorRequest, DoctorRoom, Finding, ok, worst
-from steward.bank.asking_upkeep import CheckAnswer, CheckRequest
+from steward.bank.actions.upkeep import CheckAnswer, CheckRequest
 from steward.bank.gate.shapes import RemoteMeans
 from steward.bank.settings import BankSettings, GateSettings, RemoteBankSettings
 from steward.core.access import Access, Asker

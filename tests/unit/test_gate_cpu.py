@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from harness.gate import CLUSTER, RATE, GateCore, account, now_us, picture, rules
 from harness.gate import job as usual_job
-from steward.bank.estimate import named, sizes, tasks_of
-from steward.bank.estimate.bounds import LONGEST_TEXTS, Budget
+from steward.bank.estimate import sizes, tasks_of
+from steward.bank.estimate.request_limits import LONGEST_TEXTS, Budget, count_nodes
+from steward.bank.estimate.sizes import requested_gres
 from steward.bank.gate.answering import Answering, Right
 from steward.bank.gate.cpu_limits import USER_NS, CpuLimits
 from steward.bank.gate.shapes import LONGEST_REQUEST, Said, Seen, Submit
@@ -59,7 +60,7 @@ class AskedGate(GateCore):
         for number in range(3):
             # Another second each time: it is one question that is measured, not a user's share.
             self.second += 1
-            for cache in (sizes.requested_gres, sizes.licenses, named.count_nodes):
+            for cache in (requested_gres, sizes.licenses, count_nodes):
                 cache.cache_clear()
             asked = msgspec.structs.replace(job, job_id=number)
             began_ns = time.thread_time_ns()

@@ -12,7 +12,7 @@ from harness import bank
 from harness.events import NOON
 from harness.jobs import record
 from harness.site import Site
-from steward.bank.reconciling import reconcile
+from steward.bank.reconciliation import reconcile
 from steward.bank.records import Hold
 from steward.core.events import JOB_SEEN, RUN_END, RUN_START, Event
 from steward.extensions.mybrc.outbox import KIND, Message, relay

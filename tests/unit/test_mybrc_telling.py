@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from servers.mybrc import BY, SU, balance, mybrc_settings, with_money
 from steward.bank.ledger import open_ledger
 from steward.bank.records import Charge, Rate, Use
-from steward.bank.told_charges import take_back
+from steward.bank.remote import take_back
 from steward.core.config import Settings
 from steward.core.events import utc_now
 from steward.extensions.mybrc.answers import Filters, Teller, partitions, users

@@ -4,10 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.estimates import CLUSTER, NOW, SETTINGS, SU, estimator
+from steward.bank.billing import uncounted, use_of
 from steward.bank.estimate import description_of
 from steward.bank.records import Rate
-from steward.bank.uncounted import uncounted
-from steward.bank.using import use_of
 from steward.core.records import JobRecord
 from steward.slurm.tres import requested_kinds, without_kind
 

@@ -15,7 +15,7 @@ from harness.gate import job, running, settings_of
 from harness.site import ROOT
 from steward.admin.status.metrics import Families
 from steward.admin.status.requests import MetricsRequest
-from steward.bank.asking_standing import BankStandingRequest
+from steward.bank.actions.upkeep import BankStandingRequest
 from steward.bank.ledger import Account, By, open_ledger
 from steward.bank.money import MICRO
 from steward.core.access import Asker

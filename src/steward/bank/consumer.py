@@ -10,17 +10,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from steward.bank.claims import STARTED
-from steward.bank.covering import Covering, grouped, needs
-from steward.bank.errors import NoRate
-from steward.bank.gate.link import GateLink
-from steward.bank.gate.shapes import Seen
-from steward.bank.ledger import By, open_ledger
-from steward.bank.live import Live
-from steward.bank.reconciling import Reconciling, mark_unpriced
-from steward.bank.records import Hold
-from steward.bank.remote import remote_banks
-from steward.bank.settling import (
+from steward.bank.billing import (
     charge_of,
     charged_before,
     frees,
@@ -31,9 +21,16 @@ from steward.bank.settling import (
     leader_of,
     same_as,
 )
-from steward.bank.told_charges import own_charges, take_back
-from steward.bank.unpaid import Unpaid
-from steward.bank.upkeep import BANK, Upkeep
+from steward.bank.enforcement import STARTED, Covering, Unpaid, grouped, needs
+from steward.bank.errors import NoRate
+from steward.bank.gate.link import GateLink
+from steward.bank.gate.shapes import Seen
+from steward.bank.gate_sync import Live
+from steward.bank.ledger import By, open_ledger
+from steward.bank.reconciliation import Reconciling, mark_unpriced
+from steward.bank.records import Hold
+from steward.bank.remote import own_charges, remote_banks, take_back
+from steward.bank.scheduled_work import BANK, Upkeep
 from steward.core.config import Settings
 from steward.core.consumers import Append
 from steward.core.events import (

@@ -411,7 +411,7 @@ class Charge(Noun, frozen=True):
         told: Of a job that another program told of, and whose id and submit time are not
             known, the name that it gave; it then stands for both.
         facts: Digest of what Slurm's record said when it was priced; see
-            :mod:`steward.bank.priced_by`.
+            :mod:`steward.bank.billing`.
         whole: Whether its nodes were charged whole.
     """
 

@@ -1,18 +1,20 @@
 """Remote banks: interface of the extensions that report SU holds and charges to one."""
 
-from collections.abc import Callable, Iterable
-from datetime import datetime
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from steward.bank.records import Hold
+from steward.bank.ledger import By
+from steward.bank.records import Charge, Hold
 from steward.core.errors import StewardError
 from steward.core.events import Event
 from steward.core.extensions import load_offer, offers_of
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Transaction
+
 
 GROUP: Final = "steward.remote_bank"
 """Group of entry points. The name of each is the kind of its messages in the outbox."""
@@ -42,3 +44,62 @@ def remote_banks() -> tuple[RemoteBank, ...]:
     if not banks:
         raise StewardError(f"[bank.remote] url: no installed package offers a {GROUP}", GROUP)
     return banks
+
+
+TOLD: Final = "mybrc"
+"""Source of the charges that clients report."""
+
+_BEFORE: Final = timedelta(seconds=2)
+_AFTER: Final = timedelta(hours=1)
+"""Longest time after a run in which slurmctld may still know the job and run it again."""
+
+
+def own_charges(t: "Transaction", cluster: str, job_id: int) -> list[Charge]:
+    """Return the bank's own charges under a raw job id.
+
+    Args:
+        t: The transaction that reads them.
+        cluster: The cluster's name.
+        job_id: The raw job id.
+    """
+    rows = t.charges.of_job(cluster, job_id)
+    return [row.charge for row in rows if row.charge.source != TOLD]
+
+
+def is_same_job(times: Iterable[datetime | None], own: Sequence[Charge]) -> bool:
+    """Return whether a job is one that the bank charged.
+
+    Args:
+        times: Submit and start time of the job; None if unknown.
+        own: The bank's own charges under the job id.
+    """
+    dates = [at for at in times if at is not None]
+    return any(begin - _BEFORE <= at <= end + _AFTER for begin, end in _spans(own) for at in dates)
+
+
+def take_back(t: "Transaction", charge: Charge, by: By) -> None:
+    """Set the charges that clients reported for a job to zero, once the bank charges the job.
+
+    Args:
+        t: The transaction.
+        charge: One of the bank's own charges of the job.
+        by: Who changes the charges, and why.
+    """
+    own = own_charges(t, charge.cluster, charge.job_id)
+    for client_charge in (row.charge for row in t.charges.of_job(charge.cluster, charge.job_id)):
+        if client_charge.source != TOLD or not client_charge.amount or client_charge.told:
+            continue
+        start = client_charge.use.start if client_charge.use is not None else None
+        if is_same_job((client_charge.first_submit, start), own):
+            t.charges.charge(msgspec.structs.replace(client_charge, amount=0), by)
+
+
+def _spans(own: Sequence[Charge]) -> list[tuple[datetime, datetime]]:
+    """Return first submit and last end of each job under one id, because Slurm reuses ids."""
+    ends: dict[datetime, datetime] = {}
+    for charge in own:
+        end = charge.first_submit
+        if charge.use is not None and charge.use.start is not None:
+            end = charge.use.start + timedelta(seconds=charge.use.seconds)
+        ends[charge.first_submit] = max(ends.get(charge.first_submit, end), end)
+    return list(ends.items())

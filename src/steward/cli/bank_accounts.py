@@ -6,7 +6,7 @@ import msgspec
 import typer
 
 from steward.bank import money
-from steward.bank.asking_accounts import (
+from steward.bank.actions.accounts import (
     AccountChangeRequest,
     AccountCreateRequest,
     AccountPage,

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import typer
 
 from steward.bank import money
-from steward.bank.asking_accounts import (
+from steward.bank.actions.accounts import (
     AccountPage,
     AllocationChangeRequest,
     AllocationCreateRequest,

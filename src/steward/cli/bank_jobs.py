@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from steward.bank.asking_jobs import (
+from steward.bank.actions.jobs import (
     AllowAnswer,
     AllowRequest,
     ExplainAnswer,

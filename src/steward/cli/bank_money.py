@@ -6,7 +6,7 @@ import msgspec
 import typer
 
 from steward.bank import money
-from steward.bank.asking_money import (
+from steward.bank.actions.money import (
     AdjustRequest,
     DepositRequest,
     MovedAnswer,

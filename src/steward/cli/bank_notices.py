@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from steward.bank.asking_notices import (
+from steward.bank.actions.upkeep import (
     NoticeLine,
     NoticesAnswer,
     NoticesRequest,

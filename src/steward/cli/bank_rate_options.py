@@ -8,8 +8,8 @@ import msgspec
 import typer
 
 from steward.bank import money
+from steward.bank.rate_validation import DAYS, check_names
 from steward.bank.records import Factor
-from steward.bank.weighing import DAYS, check_names
 from steward.cli import options
 from steward.cli.bank_text import ClusterOption, Reason
 from steward.cli.options import split

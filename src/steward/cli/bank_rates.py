@@ -5,7 +5,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from steward.bank.asking_rates import (
+from steward.bank.actions.rates import (
     EnforceAnswer,
     EnforceRequest,
     RateCreateRequest,
@@ -14,8 +14,8 @@ from steward.bank.asking_rates import (
     WouldRefuseAnswer,
     WouldRefuseRequest,
 )
+from steward.bank.rate_validation import worded
 from steward.bank.records import ModeRule, Rate
-from steward.bank.weighing import worded
 from steward.cli import options, output
 from steward.cli.asking import Asked, asking, asking_columns, taking
 from steward.cli.bank_rate_options import RateSaid, rate_said

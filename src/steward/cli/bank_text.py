@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from steward.bank import money
+from steward.bank.context import BankAnswer
 from steward.bank.money import Unit
-from steward.bank.room import BankAnswer
 from steward.cli import options, output
 from steward.cli.times import show as show_time
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from steward.bank.asking_upkeep import (
+from steward.bank.actions.upkeep import (
     BackfillAnswer,
     BackfillRequest,
     CheckAnswer,

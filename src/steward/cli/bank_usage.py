@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from steward.bank.asking_views import Grouping, UsageAnswer, UsageRequest
+from steward.bank.actions.reports import Grouping, UsageAnswer, UsageRequest
 from steward.bank.ledger import UsageRow
 from steward.cli import options, output
 from steward.cli.asking import Asked, asking_columns

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from steward.bank.asking_views import (
+from steward.bank.actions.reports import (
     AccountBalance,
     BalanceAnswer,
     BalanceRequest,

@@ -12,7 +12,7 @@ from steward.admin.status.summary import StatusRoom
 from steward.archive.context import Library
 from steward.automation.actions import AutomationRoom
 from steward.automation.rules.actions import RulesRoom
-from steward.bank.room import BankRoom, accounts_led
+from steward.bank.context import BankRoom, accounts_led
 from steward.core.access import access_of
 from steward.core.actions import Action, Registry
 from steward.core.config import Settings

@@ -62,7 +62,7 @@ def _needed(settings: Settings) -> Iterator[str]:
     if settings.bank.enabled:
         yield "steward.bank.ledger.opened"
         yield "sqlalchemy.dialects.sqlite"
-        yield "steward.bank.reconciling"
+        yield "steward.bank.reconciliation"
 
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from steward.accounting.job_page.requests import PageAnswer
 from steward.admin.plugins.build import build_plugins, find_headers
 from steward.admin.plugins.installation import install_shim
 from steward.agent import agent
-from steward.bank.asking_upkeep import CheckAnswer
+from steward.bank.actions.upkeep import CheckAnswer
 from steward.core.errors import StewardError
 from steward.demo.jobs import Submission
 from steward.sandbox import Inside, Sandbox

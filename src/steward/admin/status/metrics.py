@@ -17,7 +17,7 @@ from steward.admin.status.requests import (
     StatusShowAnswer,
 )
 from steward.admin.status.summary import StatusRoom, gather
-from steward.bank.asking_standing import BankStandingAnswer
+from steward.bank.actions.upkeep import BankStandingAnswer
 from steward.core.access import Asker
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import msgspec
 
 from steward.admin.status.workers import PartLine
 from steward.archive.requests import SinkLine
-from steward.bank.asking_standing import BankStandingAnswer
+from steward.bank.actions.upkeep import BankStandingAnswer
 from steward.core.actions import Answer, Request, Shape
 
 ConsumerState = Literal["running", "waiting", "detached"]

@@ -22,7 +22,7 @@ from steward.admin.status.requests import (
     StatusShowRequest,
 )
 from steward.admin.status.workers import read
-from steward.bank.asking_standing import BankStandingAnswer, BankStandingRequest
+from steward.bank.actions.upkeep import BankStandingAnswer, BankStandingRequest
 from steward.capture.nodes.last_seen import refused_lately
 from steward.core.access import Access, Asker
 from steward.core.actions import Registry

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from steward.bank.estimate.describing import description_of, is_like, merged, with_unshown
+from steward.bank.estimate.descriptions import description_of, is_like, merged, with_unshown
 from steward.bank.estimate.estimator import GRACE_S, Estimator
-from steward.bank.estimate.options import parse_jobs, parse_options, script_among
-from steward.bank.estimate.tasks import tasks_of
+from steward.bank.estimate.quote_options import parse_jobs, parse_options, script_among
+from steward.bank.estimate.request_limits import tasks_of
 from steward.bank.records import Description, Quote, Rate
 from steward.bank.settings import BankSettings
 from steward.slurm.cluster_model import Picture

@@ -11,10 +11,14 @@ from typing import Final
 import msgspec
 
 from steward.bank.errors import NoEstimate
-from steward.bank.estimate.bounds import UNLIMITED, Budget, choices, refuse_endless
-from steward.bank.estimate.sites import Priced, Site
-from steward.bank.estimate.sizes import size_of
-from steward.bank.estimate.tasks import tasks_of
+from steward.bank.estimate.request_limits import (
+    UNLIMITED,
+    Budget,
+    choices,
+    refuse_endless,
+    tasks_of,
+)
+from steward.bank.estimate.sizes import Priced, Site, size_of
 from steward.bank.money import MOST
 from steward.bank.prices import dearest_price, rate_for
 from steward.bank.records import Description, PriceLine, Quote, Rate, Use

@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from steward.bank.estimate.bounds import OPTIONS
+from steward.bank.estimate.request_limits import OPTIONS
 from steward.bank.gate.cpu_limits import CpuLimits
 from steward.bank.gate.keeper import Keeper, Overdrawn
 from steward.bank.gate.names import Names

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.bank.estimate.bounds import Budget
+from steward.bank.estimate.request_limits import Budget
 from steward.bank.gate import plugin_conf, token
 from steward.bank.gate.answering import Answering, Right
 from steward.bank.gate.cpu_limits import QUESTION_NS

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from steward.bank.estimate.bounds import Budget
+from steward.bank.estimate.request_limits import Budget
 
 QUESTION_NS: Final = 5_000_000
 USER_NS: Final = 100_000_000

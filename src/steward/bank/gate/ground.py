@@ -10,7 +10,7 @@ from datetime import UTC, datetime, tzinfo
 from typing import Final
 
 from steward.bank.estimate import Estimator
-from steward.bank.estimate.bounds import LONGEST, UNLIMITED, Budget
+from steward.bank.estimate.request_limits import LONGEST, UNLIMITED, Budget
 from steward.bank.money import Unit
 from steward.bank.records import Description, Mode, ModeRule, Quote, Rules
 from steward.bank.settings import Policy

@@ -13,7 +13,7 @@ import msgspec
 
 from steward.bank.errors import BankError, NoEstimate, NoRate
 from steward.bank.estimate import is_like, merged, with_unshown
-from steward.bank.estimate.bounds import LONGEST
+from steward.bank.estimate.request_limits import LONGEST
 from steward.bank.gate import token
 from steward.bank.gate.case import Decision, Placing
 from steward.bank.gate.deciding import Deciding, of_hold

@@ -25,7 +25,7 @@ from steward.bank.ledger import NO_ACCOUNT, By, ToldJob
 from steward.bank.money import MICRO, plain
 from steward.bank.prices import rate_for
 from steward.bank.records import Charge, Description, Mode, Rate, Use
-from steward.bank.told_charges import TOLD, is_same_job
+from steward.bank.remote import TOLD, is_same_job
 from steward.core.config import Settings
 from steward.core.errors import StewardError
 from steward.extensions.mybrc import wire

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from steward.bank.claims import has_started
+from steward.bank.billing import REVOKED, charged_before, is_charged
 from steward.bank.consumer import cursor_name
+from steward.bank.enforcement import has_started
 from steward.bank.ledger import ChargeRow
 from steward.bank.records import Charge, Hold
-from steward.bank.remote import RemoteBank
-from steward.bank.settling import REVOKED, charged_before, is_charged
-from steward.bank.told_charges import TOLD, own_charges
-from steward.bank.upkeep import BANK
+from steward.bank.remote import TOLD, RemoteBank, own_charges
+from steward.bank.scheduled_work import BANK
 from steward.core.config import Settings
 from steward.core.events import QUEUE_LOOKED, RUN_END, RUN_START, Event
 from steward.core.records import JobRecord

@@ -16,7 +16,7 @@ import msgspec
 
 from steward.bank.errors import LedgerUnavailable
 from steward.bank.ledger import ChargeRow, OutboxItem
-from steward.bank.told_charges import TOLD
+from steward.bank.remote import TOLD
 from steward.core.config import Settings
 from steward.core.waits import Backoff, Stop
 from steward.extensions.mybrc import wire

@@ -14,13 +14,14 @@ from litestar import Request, Response, get, post
 from litestar.params import FromPath
 
 from steward.bank import money
-from steward.bank.asking_accounts import AccountPage, AccountShowRequest, UserRequest
-from steward.bank.asking_course import CourseAnswer, CourseRequest
-from steward.bank.asking_money import DepositRequest, WithdrawRequest
-from steward.bank.asking_views import (
+from steward.bank.actions.accounts import AccountPage, AccountShowRequest, UserRequest
+from steward.bank.actions.money import DepositRequest, WithdrawRequest
+from steward.bank.actions.reports import (
     AccountBalance,
     BalanceAnswer,
     BalanceRequest,
+    CourseAnswer,
+    CourseRequest,
     HoldsAnswer,
     HoldsRequest,
     StatementAnswer,

@@ -9,7 +9,7 @@ from litestar import Response, get
 from steward.accounting.job_list_requests import JobsAnswer, JobsRequest
 from steward.admin.credentials.errors import NotKnown
 from steward.admin.status.requests import StatusShowAnswer, StatusShowRequest
-from steward.bank.asking_views import BalanceAnswer, BalanceRequest
+from steward.bank.actions.reports import BalanceAnswer, BalanceRequest
 from steward.core.errors import StewardError
 from steward.reports.history.requests import NodeCountsAnswer, NodeCountsRequest
 from steward.web.authentication import Visit

@@ -25,7 +25,7 @@ from steward.accounting.job_page.wording import (
 from steward.archive.requests import EnvAnswer, EnvRequest, ShowAnswer, ShowRequest
 from steward.automation.actions import RunAnswer, RunRequest
 from steward.automation.job_holds import is_held
-from steward.bank.asking_jobs import ExplainRequest
+from steward.bank.actions.jobs import ExplainRequest
 from steward.core.errors import StewardError, UsageError
 from steward.core.printable import safe
 from steward.core.timestamps import micros, moment

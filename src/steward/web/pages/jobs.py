@@ -6,7 +6,7 @@ from litestar import Request, Response, get
 
 from steward.accounting.job_list_requests import JobsAnswer, JobStatesAnswer
 from steward.archive.requests import SearchAnswer
-from steward.bank.asking_charged import ChargedAnswer, ChargedJob, ChargedRequest
+from steward.bank.actions.jobs import ChargedAnswer, ChargedJob, ChargedRequest
 from steward.slurm.job_states import NAMES, SHORT
 from steward.web.authentication import Visit
 from steward.web.formats import marked

@@ -16,8 +16,8 @@ from steward.admin.credentials.requests import (
     TokenListRequest,
     TokenRevokeRequest,
 )
-from steward.bank.asking_accounts import AccountPage, UserShowRequest
-from steward.bank.asking_views import UsageAnswer, UsageRequest
+from steward.bank.actions.accounts import AccountPage, UserShowRequest
+from steward.bank.actions.reports import UsageAnswer, UsageRequest
 from steward.bank.money import MICRO
 from steward.core.access import SCOPES
 from steward.core.errors import Refused, StewardError, Unavailable, UsageError

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from steward.bank.context import BankAnswer, BankRoom
 from steward.bank.errors import BankUsage, GateUnavailable
 from steward.bank.ledger import By, Transfer
-from steward.bank.room import BankAnswer, BankRoom
 from steward.core.access import Asker
 from steward.core.actions import Action, Request
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Transaction
+
 
 _OPERATORS: Final = "move money"
 
@@ -289,7 +290,7 @@ def _of_job(
     room: BankRoom, t: "Transaction", by: By, request: RefundRequest
 ) -> tuple[Transfer, ...]:
     """What refunds the charges of a job, oldest first."""
-    from steward.bank.jobs_named import charges_of
+    from steward.bank.charged_jobs import charges_of
 
     rows = charges_of(room, t, request.job, request.cluster)
     left = request.amount

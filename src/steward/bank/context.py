@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from steward.jobs import Jobs
     from steward.slurm.cluster_model import Picture
 
+
 log = logging.getLogger(__name__)
 
 _GATE_S: Final = 5.0

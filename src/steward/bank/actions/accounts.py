@@ -3,9 +3,9 @@
 from datetime import datetime
 from typing import Any, Final, Literal
 
+from steward.bank.context import BankAnswer, BankRoom
 from steward.bank.errors import BankRefused, BankUsage
 from steward.bank.ledger import Account, Allocation, Member
-from steward.bank.room import BankAnswer, BankRoom
 from steward.core.access import Asker
 from steward.core.actions import Action, Request
 

@@ -5,11 +5,11 @@ from typing import Final
 
 import msgspec
 
+from steward.bank.context import BankAnswer, BankRoom
 from steward.bank.errors import BankUsage
 from steward.bank.ledger import Refusal
+from steward.bank.rate_validation import check_rate, doubts
 from steward.bank.records import Mode, ModeRule, Rate
-from steward.bank.room import BankAnswer, BankRoom
-from steward.bank.weighing import check_rate, doubts
 from steward.core.access import Asker
 from steward.core.actions import Action, Request
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from steward.bank.claims import has_started
+from steward.bank.billing import Pricing, charge_of, leader_of
+from steward.bank.enforcement import has_started
 from steward.bank.errors import BankUsage, GateUnavailable, NoRate, NotInBank
 from steward.bank.money import show
-from steward.bank.settling import Pricing, charge_of, leader_of
 from steward.core.errors import Unavailable
 from steward.core.usage import RunFact
 from steward.jobs.job_ids import display
@@ -17,9 +17,9 @@ from steward.slurm.cluster_model import Picture
 from steward.slurm.job_states import FINISHED, base_state
 
 if TYPE_CHECKING:
+    from steward.bank.context import BankRoom, Rights
     from steward.bank.ledger import ChargeRow
     from steward.bank.ledger.opened import Transaction
-    from steward.bank.room import BankRoom, Rights
     from steward.jobs import Job
 
 

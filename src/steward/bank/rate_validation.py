@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from steward.bank.records import Factor, Rate
     from steward.slurm.cluster_model import Picture
 
+
 _PLAIN: Final = ("cpu", "mem", "node", "billing")
 _NAMED: Final = re.compile(r"gres/[\w.-]+(?::[\w.+-]+)?|(?:license|bb)/[\w.@+-]+", re.ASCII)
 _MEASURED: Final = re.compile(r"energy|vmem|pages|(?:fs|ic)/.*")

@@ -12,11 +12,18 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from steward.bank import thresholds
 from steward.bank.gate.link import GateLink
 from steward.bank.gate.shapes import GateFact
 from steward.bank.ledger import By, OutboxItem
-from steward.bank.notices import Notice, NoticeRefused, parts, send, threshold_notice
+from steward.bank.notices import (
+    Notice,
+    NoticeRefused,
+    parts,
+    queue_threshold_notices,
+    send,
+    threshold_notice,
+    worst_threshold,
+)
 from steward.bank.records import AccountBooks
 from steward.core.config import Settings
 from steward.core.consumers import Append
@@ -27,6 +34,7 @@ from steward.core.timestamps import micros, moment
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Ledger, Transaction
+
 
 log = logging.getLogger(__name__)
 
@@ -132,12 +140,12 @@ class Upkeep:
             self._seq = books.seq
             return
         with self._ledger.transaction() as t:
-            told = thresholds.tell(t, changed, self._settings.bank, now)
+            told = queue_threshold_notices(t, changed, self._settings.bank, now)
             for one in told:
                 key = f"{one.allocation}:{one.kind}:{one.value}:{one.total}"
                 said = _Said(key, now, one)
                 t.outbox.put(_EVENT, msgspec.json.encode(said), key=f"{key}:{micros(now)}")
-            for one in thresholds.worst(told):
+            for one in worst_threshold(told):
                 self._put_notice(t, one)
         self._seq = books.seq
 
@@ -168,7 +176,7 @@ class Upkeep:
     def _statements(self, now: datetime) -> None:
         if not self._settings.bank.notify.statements or not self._is_due(self._statements_at, now):
             return
-        from steward.bank.statements import mail_due
+        from steward.bank.notices import mail_due
 
         self._statements_at = now + timedelta(seconds=_HOUR_S)
         mail_due(self._ledger, self._settings, now)

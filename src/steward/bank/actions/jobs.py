@@ -4,23 +4,24 @@ import logging
 import pwd
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
+from steward.bank.charged_jobs import NotCharged, charges_of, names_of, why_uncharged
+from steward.bank.context import BankAnswer, BankRoom
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
 from steward.bank.gate.shapes import Allowance
-from steward.bank.jobs_named import NotCharged, charges_of, names_of, why_uncharged
 from steward.bank.records import Charge, Description, PriceLine, Quote, Rate
-from steward.bank.room import BankAnswer, BankRoom
 from steward.core.access import Asker
-from steward.core.actions import Action, Request
+from steward.core.actions import Action, Request, Shape
 from steward.core.timestamps import micros
 from steward.jobs.job_ids import JobNameError, parse
 from steward.slurm.times import zone_called
 
 if TYPE_CHECKING:
     from steward.slurm.cluster_model import Picture
+
 
 log = logging.getLogger(__name__)
 
@@ -330,7 +331,7 @@ def _uid(asker: Asker, user: str) -> int:
         raise BankUsage(f"there is no user {user!r}", user) from error
 
 
-ACTIONS: Final = (
+JOB_ACTIONS: Final = (
     Action(
         name="bank.quote",
         help="Say what a job may cost.",
@@ -354,5 +355,97 @@ ACTIONS: Final = (
         request=AllowRequest,
         answer=AllowAnswer,
         run=allow,
+    ),
+)
+
+
+MOST: Final = 1000
+
+
+class ChargedJob(Shape, frozen=True, kw_only=True):
+    """A job that is asked about.
+
+    Attributes:
+        cluster: Its cluster.
+        job_id: Its raw id.
+        first_submit: Its first submit time, where the id may have been used before; None for any.
+    """
+
+    cluster: str
+    job_id: Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+    first_submit: datetime | None = None
+
+
+class ChargedRequest(Request, frozen=True, kw_only=True):
+    """bank.charged: what jobs were charged, each altogether.
+
+    Attributes:
+        jobs: Which.
+    """
+
+    jobs: Annotated[tuple[ChargedJob, ...], msgspec.Meta(max_length=MOST)]
+
+
+class ChargedLine(Shape, frozen=True, kw_only=True):
+    """What a job was charged.
+
+    Attributes:
+        cluster: Its cluster.
+        job_id: Its raw id.
+        account: Who paid.
+        amount: All of it, micro-SU, refunds taken off.
+    """
+
+    cluster: str
+    job_id: int
+    account: str
+    amount: int
+
+
+class ChargedAnswer(BankAnswer, frozen=True, kw_only=True):
+    """What jobs were charged.
+
+    Attributes:
+        jobs: Those of which something was charged, and which the asker may know of.
+    """
+
+    jobs: tuple[ChargedLine, ...]
+
+
+def charged(room: BankRoom, asker: Asker, request: ChargedRequest) -> ChargedAnswer:
+    """What jobs were charged; who may not know it of one is told nothing of it."""
+    asked: dict[str, dict[int, datetime | None]] = {}
+    for job in request.jobs:
+        asked.setdefault(job.cluster, {})[job.job_id] = job.first_submit
+    found: dict[tuple[str, int], ChargedLine] = {}
+    with room.ledger.reading() as t:
+        rights = room.rights(asker, t)
+        for cluster, jobs in asked.items():
+            for row in t.charges.of_jobs(cluster, jobs):
+                charge = row.charge
+                first = jobs[charge.job_id]
+                if first is not None and charge.first_submit != first:
+                    continue
+                if not rights.leads(charge.account) and charge.user != rights.user:
+                    continue
+                key = (cluster, charge.job_id)
+                before = found[key].amount if key in found else 0
+                found[key] = ChargedLine(
+                    cluster=cluster,
+                    job_id=charge.job_id,
+                    account=charge.account,
+                    amount=before + charge.amount - row.refunded,
+                )
+    return ChargedAnswer(jobs=tuple(found.values()), **room.heading())
+
+
+CHARGED_ACTIONS: Final = (
+    Action(
+        name="bank.charged",
+        help="Say what jobs were charged, each altogether.",
+        request=ChargedRequest,
+        answer=ChargedAnswer,
+        run=charged,
+        only_reads=True,
     ),
 )

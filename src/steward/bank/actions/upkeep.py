@@ -4,23 +4,30 @@ import logging
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from steward.bank.asking_views import all_holds
+import msgspec
+
+from steward.bank.actions.reports import all_holds
+from steward.bank.billing import leader_of, not_counted
+from steward.bank.context import BankAnswer, BankRoom
 from steward.bank.errors import BankUsage, GateUnavailable, NoRate
-from steward.bank.importing.plan import Change, Plan, carry_out
-from steward.bank.ledger import Finding
-from steward.bank.live import pricing_of
+from steward.bank.gate.shapes import Held, Tally
+from steward.bank.gate_sync import pricing_of
+from steward.bank.imports import Change, Plan, carry_out
+from steward.bank.ledger import Finding, OutboxItem
+from steward.bank.notices import OUTBOX as NOTICE
+from steward.bank.notices import Notice
 from steward.bank.prices import rate_for
-from steward.bank.records import Hold, Rate
-from steward.bank.room import BankAnswer, BankRoom
-from steward.bank.settling import leader_of
-from steward.bank.uncounted import not_counted
+from steward.bank.records import AccountBooks, Hold, Rate
+from steward.bank.remote import GROUP, RemoteBank
 from steward.core.access import Asker
 from steward.core.actions import Action, Request, Shape
 from steward.core.errors import Unavailable
-from steward.core.timestamps import micros
+from steward.core.extensions import load_offer, offers_of
+from steward.core.timestamps import micros, moment
 
 if TYPE_CHECKING:
     from steward.core.records import JobRecord
+
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +196,7 @@ def reconcile(room: BankRoom, asker: Asker, request: ReconcileRequest) -> Reconc
         BankRefused: The asker is no operator.
         BankUsage: A time cannot be read, or there is no such cluster.
     """
-    from steward.bank.reconciling import reconcile as compare
+    from steward.bank.reconciliation import reconcile as compare
 
     _need_operator(room, asker, "reconcile")
     clusters = [room.cluster(request.cluster)] if request.cluster else list(room.clusters)
@@ -216,7 +223,7 @@ def backfill(room: BankRoom, asker: Asker, request: BackfillRequest) -> Backfill
         BankRefused: The asker is no operator.
         BankUsage: A time cannot be read, or there is no such cluster.
     """
-    from steward.bank.backfilling import backfill as charge
+    from steward.bank.reconciliation import backfill as charge
 
     _need_operator(room, asker, "backfill")
     cluster = room.cluster(request.cluster)
@@ -320,22 +327,22 @@ def _imported(
 
 
 def _plan(room: BankRoom, request: ImportRequest) -> Plan:
-    from steward.bank.importing import bank_config, csv_file, sacctmgr
+    from steward.bank.imports import of_associations, read_bank_config, read_csv, read_dump
 
     if request.kind == "csv":
-        return csv_file.read(request.text, lambda text: room.moment(text, request.zone))
+        return read_csv(request.text, lambda text: room.moment(text, request.zone))
     cluster = room.cluster(request.cluster)
     if request.kind == "bank-config":
-        return bank_config.read(request.text, cluster)
+        return read_bank_config(request.text, cluster)
     if request.text:
-        return sacctmgr.read_dump(request.text)
+        return read_dump(request.text)
     from steward.slurm import Slurm
 
     slurm = Slurm(cluster, room.settings.cluster[cluster])
     found = slurm.associations()
     if found is None:
         raise BankUsage(f"{cluster} has no slurmdbd to ask: name a file, or import a CSV", cluster)
-    return sacctmgr.of_associations(found.rows, found.coordinators)
+    return of_associations(found.rows, found.coordinators)
 
 
 def holds_and_jobs(room: BankRoom, holds: list[Hold]) -> list[Finding]:
@@ -402,7 +409,7 @@ def _difference(one: Any) -> DifferenceLine:
     return DifferenceLine(**{name: getattr(one, name) for name in DifferenceLine.__struct_fields__})
 
 
-ACTIONS: Final = (
+UPKEEP_ACTIONS: Final = (
     Action(
         name="bank.reconcile",
         help="Compare what was charged with Slurm's records.",
@@ -435,5 +442,333 @@ ACTIONS: Final = (
         answer=ImportAnswer,
         run=import_,
         role="administrator",
+    ),
+)
+
+
+_OPERATORS: Final = "look after what waits to be told"
+_MOST: Final = 1000
+
+
+class NoticesRequest(Request, frozen=True, kw_only=True):
+    """bank.notices: what was not told yet."""
+
+
+class NoticesRetryRequest(Request, frozen=True, kw_only=True):
+    """bank.notices_retry: have things told again at once.
+
+    Attributes:
+        numbers: These; all that were set aside if empty.
+    """
+
+    numbers: tuple[int, ...] = ()
+
+
+class NoticeLine(Shape, frozen=True, kw_only=True):
+    """Something that was not told yet.
+
+    Attributes:
+        number: Its number.
+        way: ``mail``, ``webhook`` or ``mybrc``; "" where it is for all that are set up.
+        what: What it says, in a line.
+        to: Users and addresses, of a mail.
+        tries: How often it failed.
+        next_at: When it is tried next; None where it was set aside.
+        error: Why it failed last.
+        aside: Whether it is not tried any more until somebody asks for it.
+    """
+
+    number: int
+    way: str = ""
+    what: str = ""
+    to: tuple[str, ...] = ()
+    tries: int = 0
+    next_at: datetime | None = None
+    error: str = ""
+    aside: bool = False
+
+
+class NoticesAnswer(BankAnswer, frozen=True, kw_only=True):
+    """What was not told yet.
+
+    Attributes:
+        notices: The first that came first.
+        more: Whether there are more.
+    """
+
+    notices: tuple[NoticeLine, ...]
+    more: bool = False
+
+
+class NoticesRetryAnswer(BankAnswer, frozen=True, kw_only=True):
+    """What is tried again.
+
+    Attributes:
+        retried: How many.
+    """
+
+    retried: int
+
+
+def outbox_kinds() -> tuple[str, ...]:
+    """Return the kinds of what waits in the outbox: notices, and what banks elsewhere are told."""
+    return (NOTICE, *offers_of(GROUP))
+
+
+def notices(room: BankRoom, asker: Asker, request: NoticesRequest) -> NoticesAnswer:
+    """List what waits to be told, and what was set aside.
+
+    Raises:
+        BankRefused: The asker is no operator.
+    """
+    del request
+    with room.ledger.reading() as t:
+        room.rights(asker, t).need_operator(_OPERATORS)
+        found = t.outbox.untold(outbox_kinds(), _MOST + 1)
+    return NoticesAnswer(
+        notices=tuple(_line(item) for item in found[:_MOST]),
+        more=len(found) > _MOST,
+        **room.heading(),
+    )
+
+
+def retry(room: BankRoom, asker: Asker, request: NoticesRetryRequest) -> NoticesRetryAnswer:
+    """Have things told again at once, as if nobody had tried before.
+
+    Raises:
+        BankRefused: The asker is no operator.
+        BankUsage: Nothing of these numbers waits.
+    """
+    with room.ledger.transaction() as t:
+        room.rights(asker, t).need_operator(_OPERATORS)
+        count = t.outbox.again(outbox_kinds(), request.numbers)
+    if request.numbers and not count:
+        named = ", ".join(map(str, request.numbers))
+        raise BankUsage(f"nothing of number {named} waits to be told", request.numbers)
+    return NoticesRetryAnswer(retried=count, **room.heading())
+
+
+def _line(item: OutboxItem) -> NoticeLine:
+    common = NoticeLine(
+        number=item.id,
+        tries=item.tries,
+        next_at=None if item.aside else item.next_at,
+        error=item.error,
+        aside=item.aside,
+    )
+    if item.kind != NOTICE:
+        remote: RemoteBank = load_offer(GROUP, item.kind)
+        return msgspec.structs.replace(common, way=item.kind, what=remote.describe(item.payload))
+    notice = msgspec.json.decode(item.payload, type=Notice)
+    return msgspec.structs.replace(common, way=notice.by, what=notice.subject, to=notice.to)
+
+
+NOTICE_ACTIONS: Final = (
+    Action(
+        name="bank.notices",
+        help="List what waits to be told to people and servers.",
+        request=NoticesRequest,
+        answer=NoticesAnswer,
+        run=notices,
+        only_reads=True,
+        role="operator",
+    ),
+    Action(
+        name="bank.notices_retry",
+        help="Have what was set aside told again.",
+        request=NoticesRetryRequest,
+        answer=NoticesRetryAnswer,
+        run=retry,
+        role="operator",
+    ),
+)
+
+
+Gate = Literal["deciding", "not deciding", "away"]
+
+
+class BankStandingRequest(Request, frozen=True, kw_only=True):
+    """bank.standing: how ledger, gate and comparisons stand.
+
+    Attributes:
+        accounts: Whether what each account has is wanted, too.
+    """
+
+    accounts: bool = False
+
+
+class ReconciledLine(Shape, frozen=True, kw_only=True):
+    """How far a cluster's charges were compared with its records.
+
+    Attributes:
+        cluster: The cluster.
+        until: Runs that ended until then were compared with what Slurm showed of them; None
+            for none yet.
+        by_slurmdbd_until: Likewise with slurmdbd's records.
+        compared_at: When that was last done.
+        differences: How many runs were found then that were not charged what they are due.
+        corrected: How many of them were put right.
+    """
+
+    cluster: str
+    until: datetime | None = None
+    by_slurmdbd_until: datetime | None = None
+    compared_at: datetime | None = None
+    differences: int = 0
+    corrected: int = 0
+
+
+class AccountMoney(Shape, frozen=True, kw_only=True):
+    """What an account has that pays for itself; micro-SU.
+
+    Attributes:
+        account: Its name.
+        balance: What its allocations hold that can be drawn on now.
+        credit: What it may owe.
+        held: What is held of it; None where the gate does not answer.
+        holds: How many holds these are.
+    """
+
+    account: str
+    balance: int
+    credit: int = 0
+    held: int | None = None
+    holds: int | None = None
+
+
+class BankStandingAnswer(BankAnswer, frozen=True, kw_only=True):
+    """How the bank stands.
+
+    Attributes:
+        position: Number of the ledger's last change.
+        accounts: How many accounts there are.
+        gate: Whether the gate decides.
+        gate_why: Why it does not.
+        holds: How many holds are open; None where the gate is away.
+        held: What they hold, micro-SU.
+        asked_at: When a submit plugin asked last, to the minute; None for never, or where
+            that is not known.
+        tally: What the gate answered since it began; None where it is away.
+        reconciled: How far charges were compared, by cluster.
+        notices: How many notices were set aside since nobody took them.
+        money: What each account has, where that was asked for.
+        remote_at: Where balances are those of a myBRC server elsewhere, when it said the oldest.
+    """
+
+    position: int
+    accounts: int
+    gate: Gate
+    gate_why: str = ""
+    holds: int | None = None
+    held: int | None = None
+    asked_at: datetime | None = None
+    tally: Tally | None = None
+    reconciled: tuple[ReconciledLine, ...] = ()
+    notices: int = 0
+    money: tuple[AccountMoney, ...] = ()
+    remote_at: datetime | None = None
+
+
+def standing(room: BankRoom, asker: Asker, request: BankStandingRequest) -> BankStandingAnswer:
+    """Tell how the bank stands.
+
+    Raises:
+        BankRefused: The asker is no operator.
+        BankUsage: There is no bank here.
+        LedgerUnavailable: Its database is away.
+    """
+    from steward.bank.reconciliation import last_comparison
+
+    lines: list[ReconciledLine] = []
+    with room.ledger.reading() as t:
+        room.rights(asker, t).need_operator("see how the bank stands")
+        position, notices = t.seq, t.outbox.set_aside(outbox_kinds())
+        accounts = len(t.accounts.all(unknown=True))
+        books = t.books().accounts if request.accounts else ()
+        for cluster in room.clusters:
+            compared, until, by_slurmdbd = last_comparison(t, cluster)
+            lines.append(
+                ReconciledLine(
+                    cluster=cluster,
+                    until=_moment(until),
+                    by_slurmdbd_until=_moment(by_slurmdbd),
+                    compared_at=moment(compared.at_us) if compared else None,
+                    differences=compared.differences if compared else 0,
+                    corrected=compared.corrected if compared else 0,
+                )
+            )
+    answer = BankStandingAnswer(
+        position=position,
+        accounts=accounts,
+        gate="away",
+        reconciled=tuple(lines),
+        notices=notices,
+        money=_money(books, micros(room.now()), None),
+        **room.heading(),
+    )
+    return _with_gate(room, answer, books)
+
+
+def _with_gate(
+    room: BankRoom, answer: BankStandingAnswer, books: tuple[AccountBooks, ...]
+) -> BankStandingAnswer:
+    try:
+        state = room.gate.state()
+        held = room.gate.held() if books else []
+    except GateUnavailable as error:
+        return msgspec.structs.replace(answer, gate_why=str(error))
+    return msgspec.structs.replace(
+        answer,
+        gate="deciding" if state.deciding else "not deciding",
+        gate_why=state.why,
+        holds=state.holds,
+        held=state.held,
+        asked_at=_moment(state.asked_at_us),
+        tally=state.tally,
+        remote_at=_moment(state.remote_at_us),
+        money=_money(books, micros(room.now()), {one.account: one for one in held}),
+    )
+
+
+def _money(
+    books: tuple[AccountBooks, ...], now_us: int, held: dict[str, Held] | None
+) -> tuple[AccountMoney, ...]:
+    """What each account has that pays for itself; those that draw on another are part of that."""
+    lines = []
+    for one in books:
+        if one.payer not in ("", one.name):
+            continue
+        balance = sum(
+            some.balance
+            for some in one.allocations
+            if some.begin_us <= now_us and (not some.end_us or now_us < some.end_us)
+        )
+        none = Held(account=one.name, holds=0, held=0)
+        known = None if held is None else held.get(one.name, none)
+        lines.append(
+            AccountMoney(
+                account=one.name,
+                balance=balance,
+                credit=one.credit,
+                held=known.held if known else None,
+                holds=known.holds if known else None,
+            )
+        )
+    return tuple(lines)
+
+
+def _moment(us: int) -> datetime | None:
+    return moment(us) if us else None
+
+
+STATUS_ACTIONS: Final = (
+    Action(
+        name="bank.standing",
+        help="How ledger, gate and comparisons stand.",
+        request=BankStandingRequest,
+        answer=BankStandingAnswer,
+        run=standing,
+        only_reads=True,
+        role="operator",
     ),
 )

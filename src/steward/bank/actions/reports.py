@@ -1,15 +1,15 @@
 """The actions that show money: balances, statements, what was used, what is held."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
+from steward.bank.charged_jobs import names_of
+from steward.bank.context import BankAnswer, BankRoom, Rights
 from steward.bank.errors import BankRefused, BankUsage
-from steward.bank.jobs_named import names_of
-from steward.bank.ledger import Account, Allocation, Statement, UsageRow
+from steward.bank.ledger import Account, Allocation, CourseDay, Statement, UsageRow
 from steward.bank.records import Hold
-from steward.bank.room import BankAnswer, BankRoom, Rights
 from steward.core.access import Asker
 from steward.core.actions import Action, Request, Shape
 from steward.core.timestamps import moment
@@ -17,6 +17,7 @@ from steward.slurm.times import zone_called
 
 if TYPE_CHECKING:
     from steward.bank.ledger.opened import Transaction
+
 
 _MOST_HOLDS: Final = 100_000
 _PAGE: Final = 1000
@@ -384,7 +385,7 @@ def _year(room: BankRoom, zone: str) -> datetime:
     return begin.astimezone(room.now().tzinfo)
 
 
-ACTIONS: Final = (
+MONEY_ACTIONS: Final = (
     Action(
         name="bank.balance",
         help="Show what accounts have.",
@@ -415,6 +416,77 @@ ACTIONS: Final = (
         request=HoldsRequest,
         answer=HoldsAnswer,
         run=holds,
+        only_reads=True,
+    ),
+)
+
+
+_MOST_DAYS: Final = 3700
+_USUAL: Final = timedelta(days=90)
+
+
+class CourseRequest(Request, frozen=True, kw_only=True):
+    """bank.course: what an account had at the end of each day, and what it spent.
+
+    Attributes:
+        account: The account; of one that draws on another's money, that one's.
+        since: As people type times; "" for 90 days ago.
+        until: Likewise; "" for now.
+        zone: IANA name of the zone that times are meant in, and days are cut in; "" for the
+            cluster's.
+    """
+
+    account: str
+    since: str = ""
+    until: str = ""
+    zone: str = ""
+
+
+class CourseAnswer(BankAnswer, frozen=True, kw_only=True):
+    """How it went.
+
+    Attributes:
+        payer: Whose money it is.
+        days: Each day, the first first; the last may not be over.
+        since: Beginning of the time looked at.
+        until: Its end.
+    """
+
+    payer: str
+    days: tuple[CourseDay, ...]
+    since: datetime
+    until: datetime
+
+
+def course(room: BankRoom, asker: Asker, request: CourseRequest) -> CourseAnswer:
+    """What the allocations that an account draws on now had at the end of each day.
+
+    Raises:
+        BankRefused: The asker may not see the account.
+        BankUsage: There is none, or the time cannot be read or is too long.
+    """
+    zone = request.zone or room.zone()
+    now = room.now()
+    until = min(now, room.moment(request.until, zone) or now)
+    since = room.moment(request.since, zone) or until - _USUAL
+    if not timedelta() < until - since <= timedelta(days=_MOST_DAYS):
+        raise BankUsage(f"a course has from one to {_MOST_DAYS} days", request.since)
+    account = request.account.lower()
+    with room.ledger.reading() as t:
+        room.rights(asker, t).need_sight(account)
+        payer = t.accounts.payer(account)
+        pots = [one.number for one in t.allocations.of(payer, ended=True) if one.begin <= now]
+        days = t.course.days(pots, since, until, zone_called(zone))
+    return CourseAnswer(payer=payer, days=tuple(days), since=since, until=until, **room.heading())
+
+
+COURSE_ACTIONS: Final = (
+    Action(
+        name="bank.course",
+        help="Show how an account's money went, day by day.",
+        request=CourseRequest,
+        answer=CourseAnswer,
+        run=course,
         only_reads=True,
     ),
 )

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from steward.bank.billing import Pricing, uncounted
 from steward.bank.errors import LedgerUnavailable
 from steward.bank.gate.link import GateLink
 from steward.bank.gate.shapes import GateState
 from steward.bank.records import Books, Rules
-from steward.bank.settling import Pricing
-from steward.bank.uncounted import uncounted
 from steward.core.config import Settings
 from steward.core.poll_status import COST_FACTOR
 from steward.slurm.client import Slurm
@@ -28,6 +27,7 @@ from steward.slurm.errors import SlurmError
 if TYPE_CHECKING:
     from steward.bank.ledger.asides import Lease
     from steward.bank.ledger.opened import Ledger
+
 
 log = logging.getLogger(__name__)
 

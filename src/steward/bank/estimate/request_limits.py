@@ -1,0 +1,227 @@
+"""Bounds of what one job may write and of the CPU time that one estimate may take.
+
+slurmctld asks before it looks at the lengths of a job's texts, and waits for the answer.
+``LONGEST_TEXTS`` holds Slurm's own limits, rounded up where versions differ. The submit
+plugins cut each text at the same length and name the field: see ``shapes.Submit.oversize``.
+"""
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import Final
+
+from steward.bank.errors import NoEstimate
+from steward.bank.records import Description
+
+LONGEST: Final = 4096
+"""Of most texts, in bytes; slurmctld itself takes a quarter of it."""
+LONGEST_NODELIST: Final = 64 * 1024
+_LONGEST_LATE: Final = 256
+"""Of a text that is read although the budget is used up: names fit, long lists do not."""
+_LONGEST_LIST: Final = 64
+"""Of TRES and licenses, in parts."""
+_MOST_CHOICES: Final = 64
+
+OPTIONS: Final = {
+    "account": "--account",
+    "partition": "--partition",
+    "qos": "--qos",
+    "reservation": "--reservation",
+    "features": "--constraint",
+    "array": "--array",
+    "req_nodes": "--nodelist",
+    "licenses": "--licenses",
+    "tres_per_job": "--gpus",
+    "tres_per_node": "--gres",
+    "tres_per_socket": "--gpus-per-socket",
+    "tres_per_task": "--tres-per-task",
+    "cpus_per_tres": "--cpus-per-gpu",
+    "mem_per_tres": "--mem-per-gpu",
+}
+"""The texts of a description, by field, with what a user calls them."""
+LONGEST_TEXTS: Final = dict.fromkeys(OPTIONS, LONGEST) | {"req_nodes": LONGEST_NODELIST}
+"""Of each of them, in bytes."""
+_LISTS: Final = frozenset(OPTIONS) - {
+    *("account", "partition", "qos", "reservation", "array", "req_nodes")
+}
+
+
+class Budget:
+    """CPU time of the calling thread that is left for one question.
+
+    Args:
+        ns: How much; None for no limit.
+    """
+
+    __slots__ = ("_until_ns",)
+
+    def __init__(self, ns: int | None) -> None:
+        self._until_ns = None if ns is None else time.thread_time_ns() + ns
+
+    def is_spent(self) -> bool:
+        """Whether all of it is used up."""
+        return self._until_ns is not None and time.thread_time_ns() >= self._until_ns
+
+
+UNLIMITED: Final = Budget(None)
+
+
+def refuse_endless(job: Description, budget: Budget = UNLIMITED) -> None:
+    """Refuse a text that is longer than Slurm takes, before anything of it is read.
+
+    Args:
+        job: What it asks for.
+        budget: Once it is spent only short texts are read.
+
+    Raises:
+        NoEstimate: One of its texts is too long.
+    """
+    is_late = budget.is_spent()
+    for name, option in OPTIONS.items():
+        text = getattr(job, name)
+        if not text:
+            continue
+        if is_late and len(text) > _LONGEST_LATE:
+            raise NoEstimate(
+                f"{option} takes too long to price: shorten it, or split the job", text[:80]
+            )
+        if len(text) > LONGEST_TEXTS[name] or (name in _LISTS and text.count(",") >= _LONGEST_LIST):
+            raise NoEstimate(f"{option} is longer than any that Slurm takes", text[:80])
+
+
+def choices(names: str, option: str) -> Sequence[str]:
+    """The partitions, or QOS, of a list, each once.
+
+    Raises:
+        NoEstimate: They are more than a cluster has.
+    """
+    found = tuple(dict.fromkeys(filter(None, (name.strip() for name in names.split(",")))))
+    if len(found) > _MOST_CHOICES:
+        raise NoEstimate(f"{option} names more than {_MOST_CHOICES}", names[:80])
+    return found
+
+
+_NODE_PART: Final = re.compile(r"[^\[\],\s]*(?:\[[0-9,-]*\][^\[\],\s]*)*")
+_PIECE: Final = re.compile(r"\[([0-9,-]*)\]|([^\[\]]+)")
+_RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
+_LONGEST_FOLDED: Final = 4096
+"""Of a list with brackets, which is read piece by piece, in characters."""
+_MOST_FOLDED: Final = 256
+"""Of the pairs of brackets in it."""
+_MOST_WRITTEN: Final = 1024
+"""Names that are written out of brackets to be told apart; of more each counts as another."""
+_BROKEN: Final = re.compile(r"[\]\s]")
+_LONGEST_NAME: Final = 255
+
+_Ranges = list[tuple[int, int, int]]
+
+
+def nodes_named(nodelist: str, most: int) -> int:
+    """How many nodes a list names at the most; one that cannot be read, as many as may be.
+
+    Args:
+        nodelist: As ``--nodelist`` takes it: ``n[1-3,7],gpu1``.
+        most: More than so many a job cannot have.
+    """
+    if len(nodelist) > LONGEST_NODELIST:
+        return most
+    count = count_nodes(nodelist)
+    return most if count is None else min(count, most)
+
+
+@lru_cache(maxsize=16)  # the same list is read for each partition and QOS of a job
+def count_nodes(nodelist: str) -> int | None:
+    """Count the nodes in a node list; return None if it is malformed or too long."""
+    if "[" not in nodelist:
+        names = set(nodelist.split(","))
+        names.discard("")
+        return None if _BROKEN.search(nodelist) else len(names)
+    if len(nodelist) > _LONGEST_FOLDED or nodelist.count("[") > _MOST_FOLDED:
+        return None
+    parts: list[list[str | _Ranges]] = []
+    total, at = 0, 0
+    while at < len(nodelist):
+        found = _NODE_PART.match(nodelist, at)
+        end = at if found is None else found.end()
+        if found is None or (end < len(nodelist) and nodelist[end] != ","):
+            return None
+        at = end + 1
+        if not found[0]:
+            continue
+        pieces = _pieces(found[0])
+        if pieces is None:
+            return None
+        total += prod(_many(piece) for piece in pieces if not isinstance(piece, str))
+        parts.append(pieces)
+    if total > _MOST_WRITTEN:
+        return total
+    return len({"".join(name) for pieces in parts for name in product(*map(_written, pieces))})
+
+
+def _pieces(part: str) -> list[str | _Ranges] | None:
+    """A name's texts and ranges in turn; None for what is no name."""
+    found: list[str | _Ranges] = []
+    for piece in _PIECE.finditer(part):
+        if piece[2]:
+            found.append(piece[2])
+            continue
+        ranges: _Ranges = []
+        for one in piece[1].split(","):
+            match = _RANGE.fullmatch(one)
+            if match is None or int(match[2] or match[1]) < int(match[1]):
+                return None
+            ranges.append((int(match[1]), int(match[2] or match[1]), len(match[1])))
+        found.append(ranges)
+    # A long name many times over would fill the memory.
+    texts = sum(len(one) for one in found if isinstance(one, str))
+    return found if texts <= _LONGEST_NAME else None
+
+
+def _many(ranges: _Ranges) -> int:
+    return sum(last - first + 1 for first, last, _ in ranges)
+
+
+def _written(piece: str | _Ranges) -> Iterator[str]:
+    if isinstance(piece, str):
+        yield piece
+        return
+    for first, last, width in piece:
+        for number in range(first, last + 1):
+            yield f"{number:0{width}}"
+
+
+_TASK_PART: Final = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10})(?::([0-9]{1,10}))?)?")
+_MOST: Final = 4_000_001
+"""Slurm's own bound of MaxArraySize."""
+
+
+def tasks_of(expression: str) -> tuple[int, int]:
+    """How many tasks there are, and how many may run at once.
+
+    Args:
+        expression: Such as ``0-9,20-30:2%4``, with or without brackets.
+
+    Raises:
+        NoEstimate: It is no such expression, or has more tasks than any array.
+    """
+    tasks, percent, limit = expression.strip().removeprefix("[").partition("%")
+    tasks, limit = tasks.removesuffix("]"), limit.removesuffix("]")
+    count = 0
+    for part in tasks.split(","):
+        found = _TASK_PART.fullmatch(part.strip())
+        if found is None:
+            raise NoEstimate(f"--array={expression[:80]} is no list of array tasks", expression)
+        first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
+        if last < first or step < 1:
+            raise NoEstimate(f"--array={expression[:80]} has a range without tasks", expression)
+        count += (last - first) // step + 1
+        if count > _MOST:
+            raise NoEstimate(f"--array={expression[:80]} has more tasks than can be", expression)
+    if not percent:
+        return count, count
+    if not (limit.isascii() and limit.isdigit()) or len(limit) > 10:
+        raise NoEstimate(f"--array={expression[:80]}: behind % stands a count", expression)
+    return count, min(count, int(limit) or count)

@@ -1,0 +1,640 @@
+"""A plan: what is to be in the ledger, told by a file, and how it gets there.
+
+Whatever is there already as the plan has it is left alone, so a file can be
+brought in again; money has a key made of what its line says, for the same reason.
+"""
+
+import csv
+import hashlib
+import io
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from steward.bank import money
+from steward.bank.errors import BankUsage
+from steward.bank.ledger import Account, By, Member
+from steward.bank.ledger.records import Rollover, Transfer
+from steward.bank.money import show
+from steward.bank.rate_validation import check_rate, doubts, worded
+from steward.bank.records import Rate
+
+if TYPE_CHECKING:
+    from steward.bank.ledger.opened import Transaction
+
+
+_DIGEST: Final = 16
+_NAME: Final = re.compile(r"[^\s,|:;\"'\x00-\x1f]{1,128}")
+
+
+class PlannedMoney(msgspec.Struct, frozen=True, kw_only=True):
+    """An allocation, or money for an account's open-ended one.
+
+    Attributes:
+        account: Whose it is.
+        amount: Micro-SU.
+        begin: From when on, of an allocation; None for now.
+        end: Until when; None for what goes into the open-ended one.
+        rollover: What becomes of the rest.
+        note: What it is, for people.
+        line: Number of the file's line.
+        says: What tells it from other money of the account and the same amount, as the
+            file has it; part of its key, so that lines may move within the file.
+    """
+
+    account: str
+    amount: int
+    begin: datetime | None = None
+    end: datetime | None = None
+    rollover: Rollover = "none"
+    note: str = ""
+    line: str = ""
+    says: str = ""
+
+
+class Plan(msgspec.Struct, kw_only=True):
+    """What is to be in the ledger.
+
+    Attributes:
+        accounts: By name, parents anywhere among them.
+        members: Users in accounts.
+        money: Allocations and deposits.
+        rates: What jobs cost.
+        remarks: What of the file was passed over, and why.
+    """
+
+    accounts: dict[str, Account] = msgspec.field(default_factory=dict)
+    members: dict[tuple[str, str], Member] = msgspec.field(default_factory=dict)
+    money: list[PlannedMoney] = msgspec.field(default_factory=list)
+    rates: list[Rate] = msgspec.field(default_factory=list)
+    remarks: list[str] = msgspec.field(default_factory=list)
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that an import does.
+
+    Attributes:
+        what: ``account``, ``user``, ``allocation``, ``deposit`` or ``rate``.
+        name: Which one.
+        how: ``create``, ``change`` or ``keep``.
+        detail: What is new about it.
+        amount: Micro-SU; None for what is no money.
+    """
+
+    what: str
+    name: str
+    how: str
+    detail: str = ""
+    amount: int | None = None
+
+
+def named(name: str, what: str) -> str:
+    """A name that Slurm could have.
+
+    Raises:
+        BankUsage: It could not.
+    """
+    if not _NAME.fullmatch(name):
+        raise BankUsage(f"{name!r} is no name of {what}", name)
+    return name
+
+
+def carry_out(t: "Transaction", plan: Plan, by: By) -> list[Change]:
+    """Bring a plan into the ledger; what is there already stays.
+
+    Args:
+        t: A transaction of the ledger; a dry run rolls it back.
+        plan: What is to be there.
+        by: Who does it, and the name of the file in ``key``.
+
+    Returns:
+        What was done, in order.
+
+    Raises:
+        BankUsage: A parent is unknown, accounts are each other's parents, money that the file
+            gave before is another now, or a rate is none.
+    """
+    for rate in plan.rates:
+        check_rate(rate)
+        plan.remarks += doubts(t, rate)
+    done = [_plan_account(t, one, by) for one in _parents_first(t, plan)]
+    done += [_member(t, one, by) for one in plan.members.values()]
+    money = _keyed(plan.money, by)
+    _no_contradiction(t, plan, money, by)
+    done += [_plan_money(t, one, key, by) for key, one in money.items()]
+    done += [_plan_rate(t, one, by) for one in plan.rates]
+    return done
+
+
+def _parents_first(t: "Transaction", plan: Plan) -> list[Account]:
+    left = dict(plan.accounts)
+    done: dict[str, Account] = {}
+    while left:
+        ready = [
+            name
+            for name, one in left.items()
+            if not one.parent or one.parent in done or one.parent not in left
+        ]
+        if not ready:
+            raise BankUsage(f"accounts are each other's parents: {', '.join(sorted(left))}")
+        for name in ready:
+            one = left.pop(name)
+            unknown = one.parent and one.parent not in plan.accounts
+            if unknown and t.accounts.get(one.parent) is None:
+                raise BankUsage(f"{name}: there is no parent {one.parent!r}", name)
+            done[name] = one
+    return list(done.values())
+
+
+def _plan_account(t: "Transaction", wanted: Account, by: By) -> Change:
+    known = t.accounts.get(wanted.name)
+    own = By(who=by.who, why=by.why, at=by.at)
+    if known is None or not known.known:
+        t.accounts.create(wanted, own)
+        return Change(what="account", name=wanted.name, how="create", detail=_said(wanted))
+    # A file that says nothing of these leaves what was set here.
+    merged = msgspec.structs.replace(
+        known,
+        parent=wanted.parent or known.parent,
+        owners=tuple(dict.fromkeys((*known.owners, *wanted.owners))),
+        credit=wanted.credit or known.credit,
+        draws_on_parent=wanted.draws_on_parent or known.draws_on_parent,
+        only_listed=wanted.only_listed or known.only_listed,
+        note=known.note or wanted.note,
+    )
+    new = [
+        name for name in known.__struct_fields__ if getattr(known, name) != getattr(merged, name)
+    ]
+    if not new:
+        return Change(what="account", name=wanted.name, how="keep")
+    changed = t.accounts.change(
+        wanted.name,
+        own,
+        parent=merged.parent,
+        owners=merged.owners,
+        credit=merged.credit,
+        draws_on_parent=merged.draws_on_parent,
+        only_listed=merged.only_listed,
+        note=merged.note,
+    )
+    return Change(
+        what="account", name=wanted.name, how="change", detail=f"{', '.join(new)}: {_said(changed)}"
+    )
+
+
+def _said(one: Account) -> str:
+    parts = [f"below {one.parent}" if one.parent else "", ", ".join(one.owners)]
+    parts.append("draws on its parent" if one.draws_on_parent else "")
+    parts.append("only listed users" if one.only_listed else "")
+    return "; ".join(part for part in parts if part)
+
+
+def _member(t: "Transaction", wanted: Member, by: By) -> Change:
+    name = f"{wanted.user} in {wanted.account}"
+    known = {one.user: one for one in t.accounts.users(wanted.account)}.get(wanted.user)
+    limit = wanted.limit if wanted.limit is not None or known is None else known.limit
+    if known is not None and known.listed and known.limit == limit:
+        return Change(what="user", name=name, how="keep")
+    own = By(who=by.who, why=by.why, at=by.at)
+    t.accounts.set_user(wanted.account, wanted.user, own, limit=limit, listed=True)
+    how = "change" if known is not None and known.listed else "create"
+    return Change(what="user", name=name, how=how, amount=limit)
+
+
+def _keyed(wanted: Iterable[PlannedMoney], by: By) -> dict[str, PlannedMoney]:
+    """Money under its key: the account, the amount, a digest of the rest, and which of its like."""
+    seen: Counter[str] = Counter()
+    found = {}
+    for one in wanted:
+        digest = hashlib.sha256(one.says.encode("utf-8", "replace")).hexdigest()[:_DIGEST]
+        same = f"{by.key}/{one.account}/{one.amount}/{digest}"
+        seen[same] += 1
+        found[f"{same}/{seen[same]}"] = one
+    return found
+
+
+def _no_contradiction(
+    t: "Transaction", plan: Plan, money: Mapping[str, PlannedMoney], by: By
+) -> None:
+    """Refuse a line that may be an old one that was changed: its money would be given twice.
+
+    Raises:
+        BankUsage: An account gets something new, and something that the file gave it before
+            is not in the file any more, though it has not ended.
+    """
+    accounts = {one.account for one in plan.money} | set(plan.accounts)
+    gone: dict[str, Transfer] = {}
+    left_out = 0
+    known = set()
+    for made in t.transfers.keyed(f"{by.key}/"):
+        account, *rest = made.key.removeprefix(f"{by.key}/").rsplit("/", 3)
+        if len(rest) != 3 or account != made.account:
+            continue  # of a file whose name begins with this one's
+        known.add(made.key)
+        if made.key in money:
+            continue
+        left_out += 1
+        if account in accounts and _is_open(t, made, by):
+            gone.setdefault(account, made)
+    for key, one in money.items():
+        former = gone.get(one.account)
+        if former is not None and key not in known:
+            raise BankUsage(
+                f"line {one.line}: {one.account} gets {show(one.amount)} that is new, and "
+                f"{show(former.amount)} that this file gave it on {former.at:%Y-%m-%d} is not in "
+                "it any more: change what was given by 'steward bank', and bring in what is new "
+                "by a file of another name",
+                one.account,
+            )
+    if left_out:
+        plan.remarks.append(
+            f"amounts that this file gave before and has no more, which stay: {left_out}"
+        )
+
+
+def _is_open(t: "Transaction", made: Transfer, by: By) -> bool:
+    """Whether money that was given has not ended."""
+    numbers = {entry.allocation for entry in made.entries if entry.allocation}
+    found = [t.allocations.get(number) for number in numbers]
+    return any(
+        one is not None and (one.end is None or by.at is None or one.end > by.at) for one in found
+    )
+
+
+def _plan_money(t: "Transaction", wanted: PlannedMoney, key: str, by: By) -> Change:
+    own = By(who=by.who, why=wanted.note or by.why, key=key, at=by.at)
+    what = "deposit" if wanted.end is None else "allocation"
+    if t.transfers.by_key(key) is not None:
+        return Change(what=what, name=wanted.account, how="keep", amount=wanted.amount)
+    if wanted.end is None:
+        t.transfers.deposit(wanted.account, wanted.amount, own)
+    else:
+        begin = wanted.begin or by.at
+        if begin is None:
+            raise BankUsage(f"{wanted.account}: say when the allocation begins", wanted.account)
+        t.allocations.create(
+            wanted.account,
+            wanted.amount,
+            own,
+            begin=begin,
+            end=wanted.end,
+            rollover=wanted.rollover,
+            note=wanted.note,
+        )
+    end = f"until {wanted.end:%Y-%m-%dT%H:%M:%SZ}" if wanted.end else ""
+    return Change(what=what, name=wanted.account, how="create", detail=end, amount=wanted.amount)
+
+
+def _plan_rate(t: "Transaction", wanted: Rate, by: By) -> Change:
+    name = f"{wanted.cluster} {wanted.partition}"
+    for one in t.rates.all(wanted.cluster):
+        if _same(one, wanted):
+            return Change(what="rate", name=name, how="keep", detail=worded(wanted))
+    t.rates.add(wanted, By(who=by.who, why=by.why, at=by.at))
+    return Change(what="rate", name=name, how="create", detail=worded(wanted))
+
+
+def _same(one: Rate, other: Rate) -> bool:
+    """Whether two rates say the same, whatever their number and beginning."""
+    ours = {"number": 0, "valid_from": None, "created_us": 0}
+    plain = msgspec.structs.replace(one, **ours)
+    return plain == msgspec.structs.replace(other, **ours)
+
+
+_PERMILLE: Final = 1000
+_DIGITS: Final = 30
+_SHOWN: Final = 200
+_KNOWN: Final = frozenset({"Enable", "PartitionPrice", "QosMultiplier", "API"})
+
+
+def read_bank_config(text: str, cluster: str) -> Plan:
+    """The plan that a file makes: a rate for each partition.
+
+    Args:
+        text: The file.
+        cluster: Whose partitions these are.
+
+    Raises:
+        BankUsage: It is no such file, or a price is none.
+    """
+    try:
+        found = tomllib.loads(text, parse_float=Decimal)
+    except RecursionError as error:
+        raise BankUsage("that is no TOML: it is nested too deeply", text[:_SHOWN]) from error
+    except ValueError as error:
+        # Of TOML's own kind; or of Python, where a number has thousands of digits.
+        raise BankUsage(f"that is no TOML: {error}", text[:_SHOWN]) from error
+    prices = _table(found, "PartitionPrice")
+    if not prices:
+        raise BankUsage("the file has no [PartitionPrice]: is it a bank-config.toml?")
+    qos = {
+        named(name, "a QOS"): _permille(name, value)
+        for name, value in _table(found, "QosMultiplier").items()
+    }
+    plan = Plan()
+    for partition, value in prices.items():
+        plan.rates.append(_read_rate(cluster, named(partition, "a partition"), value, qos))
+    if "Enable" in found:
+        switches = ", ".join(f"{name} = {value}" for name, value in _table(found, "Enable").items())
+        plan.remarks.append(
+            f"[Enable] is not taken over ({switches[:_SHOWN]}): 'steward bank enforce' says "
+            "whether jobs are refused, and charges are on where [bank] enabled is"
+        )
+    if "API" in found:
+        plan.remarks.append(
+            "[API] is not taken over: [bank.remote] passes charges on to a myBRC server"
+        )
+    plan.remarks += [f"[{name}] is not known, and left out" for name in found if name not in _KNOWN]
+    return plan
+
+
+def _read_rate(cluster: str, partition: str, value: Any, qos: dict[str, int]) -> Rate:
+    amount = _amount(partition, value)
+    return Rate(
+        cluster=cluster,
+        partition=partition,
+        weights={"cpu": amount} if amount else {},
+        # Written down as free, where it stood there with a price of nothing.
+        free=not amount,
+        qos_permille={name: factor for name, factor in qos.items() if factor != _PERMILLE}
+        if amount
+        else {},
+        note="from bank-config.toml",
+    )
+
+
+def _table(found: dict[str, Any], name: str) -> dict[str, Any]:
+    table = found.get(name, {})
+    if not isinstance(table, dict):
+        raise BankUsage(f"{name} is no table", name)
+    return table
+
+
+def _amount(partition: str, value: Any) -> int:
+    amount = money.parse(_text(partition, value))
+    if amount < 0:
+        raise BankUsage(f"{partition} costs less than nothing", value)
+    return amount
+
+
+def _permille(qos: str, value: Any) -> int:
+    amount = money.parse(_text(qos, value))
+    factor, rest = divmod(amount * _PERMILLE, money.MICRO)
+    if amount < 0 or rest:
+        raise BankUsage(f"the multiplier of {qos} has more than three decimals", value)
+    return factor
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
+        raise BankUsage(f"{name} is no number: {value!r}", value)
+    if isinstance(value, Decimal):
+        if not value.is_finite():
+            raise BankUsage(f"{name} is no number: {value}", value)
+        if max(abs(value.adjusted()), len(value.as_tuple().digits)) > _DIGITS:
+            # Written out it would be as long as its exponent is large.
+            raise BankUsage(f"{name} is beyond any amount: {value:.3e}", str(value)[:_SHOWN])
+        return f"{value:f}"
+    return str(value)
+
+
+COLUMNS: Final = (
+    *("account", "parent", "owners", "credit", "draws_on_parent", "only_listed", "note"),
+    *("user", "limit", "amount", "begin", "end", "rollover"),
+)
+_YES: Final = frozenset({"1", "yes", "true", "y"})
+_NO: Final = frozenset({"", "0", "no", "false", "n"})
+
+Moment = Callable[[str], datetime | None]
+"""The moment that a text means; None for ""."""
+
+
+def read_csv(text: str, moment: Moment) -> Plan:
+    """The plan that a table makes.
+
+    Args:
+        text: The table.
+        moment: Reads times.
+
+    Raises:
+        BankUsage: A line cannot be understood; it is named by its number.
+    """
+    reader = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
+    plan = Plan()
+    heads: list[str] = []
+    try:
+        for row in reader:
+            cells = [cell.strip() for cell in row]
+            if not any(cells) or cells[0].startswith("#"):
+                continue
+            if not heads:
+                heads = _heads(cells)
+                continue
+            _line(plan, _fields(heads, cells), moment, str(reader.line_num))
+    except csv.Error as error:
+        raise BankUsage(f"line {reader.line_num}: {error}", text) from error
+    except BankUsage as error:
+        raise BankUsage(f"line {reader.line_num}: {error}", error.offender) from error
+    if not heads:
+        raise BankUsage("the table is empty: its first line names the columns")
+    return plan
+
+
+def _heads(cells: list[str]) -> list[str]:
+    heads = [cell.lower().replace(" ", "_") for cell in cells]
+    unknown = [name for name in heads if name not in COLUMNS]
+    if unknown:
+        raise BankUsage(f"there is no column {unknown[0]!r}: the columns are {', '.join(COLUMNS)}")
+    if "account" not in heads:
+        raise BankUsage("there is no column 'account'")
+    if len(set(heads)) < len(heads):
+        raise BankUsage("a column is there twice")
+    return heads
+
+
+def _fields(heads: list[str], cells: list[str]) -> dict[str, str]:
+    if any(cells[len(heads) :]):
+        raise BankUsage(f"there are {len(cells)} fields, but {len(heads)} columns")
+    return dict(zip(heads, cells, strict=False))
+
+
+def _line(plan: Plan, fields: dict[str, str], moment: Moment, number: str) -> None:
+    account = named(fields.get("account", "").lower(), "an account")
+    _read_account(plan, account, fields)
+    user = fields.get("user", "")
+    limit = fields.get("limit", "")
+    if user:
+        member = Member(
+            account=account,
+            user=named(user, "a user"),
+            limit=money.parse(limit) if limit else None,
+        )
+        plan.members[account, user] = member
+    elif limit:
+        raise BankUsage("a limit is a user's: name the user")
+    _read_money(plan, account, fields, moment, number)
+
+
+def _read_account(plan: Plan, name: str, fields: dict[str, str]) -> None:
+    """Take in what a line says of its account; what it leaves empty another may have said."""
+    known = plan.accounts.get(name) or Account(name=name)
+    parent = fields.get("parent", "").lower()
+    owners = tuple(
+        named(one, "a user") for one in fields.get("owners", "").replace(",", " ").split()
+    )
+    credit = fields.get("credit", "")
+    plan.accounts[name] = msgspec.structs.replace(
+        known,
+        parent=named(parent, "an account") if parent else known.parent,
+        owners=tuple(dict.fromkeys((*known.owners, *owners))),
+        credit=money.parse(credit) if credit else known.credit,
+        draws_on_parent=_yes(fields, "draws_on_parent") or known.draws_on_parent,
+        only_listed=_yes(fields, "only_listed") or known.only_listed,
+        note=fields.get("note", "") or known.note,
+    )
+
+
+def _read_money(
+    plan: Plan, account: str, fields: dict[str, str], moment: Moment, number: str
+) -> None:
+    amount = fields.get("amount", "")
+    if not amount:
+        if any(fields.get(name) for name in ("begin", "end", "rollover")):
+            raise BankUsage("an allocation has an amount")
+        return
+    if not fields.get("end") and (fields.get("begin") or fields.get("rollover")):
+        raise BankUsage("an allocation has an end")
+    rollover = fields.get("rollover", "").lower() or "none"
+    if rollover not in ("none", "next"):
+        raise BankUsage(f"rollover is none or next, not {rollover!r}")
+    note = fields.get("note", "")
+    plan.money.append(
+        PlannedMoney(
+            account=account,
+            amount=_positive(money.parse(amount)),
+            begin=moment(fields.get("begin", "")),
+            end=moment(fields.get("end", "")),
+            rollover="next" if rollover == "next" else "none",
+            note=note,
+            line=number,
+            # As it is written: "now+1year" is the same line tomorrow.
+            says="\0".join((fields.get("begin", ""), fields.get("end", ""), rollover, note)),
+        )
+    )
+
+
+def _positive(amount: int) -> int:
+    if amount <= 0:
+        raise BankUsage("an amount is above zero", amount)
+    return amount
+
+
+def _yes(fields: dict[str, str], name: str) -> bool:
+    said = fields.get(name, "").lower()
+    if said not in _YES | _NO:
+        raise BankUsage(f"{name} is yes or no, not {said!r}")
+    return said in _YES
+
+
+_LINE: Final = re.compile(r"(Cluster|Parent|Account|User)\s+-\s+'?([^':]*)'?(.*)")
+_FIELD: Final = re.compile(r":([A-Za-z]+)=(?:'((?:[^'\\]|\\.)*)'|([^:]*))")
+ROOT: Final = "root"
+"""The account at the top of Slurm's tree, which no job runs under."""
+
+
+def read_dump(text: str) -> Plan:
+    """The plan that a file of ``sacctmgr dump`` makes (sacctmgr(1), "Flat file dump and load").
+
+    Raises:
+        BankUsage: It is no such file.
+    """
+    plan = Plan()
+    owners: dict[str, list[str]] = {}
+    parent: str | None = None
+    seen = 0
+    for number, raw in enumerate(text.split("\n"), start=1):
+        line = raw.strip()
+        if not line or line.startswith("#"):
+            continue
+        found = _LINE.fullmatch(line)
+        if not found:
+            raise BankUsage(f"line {number}: {line[:60]!r} is no line of sacctmgr's dump", line)
+        seen += 1
+        kind, name, rest = found.groups()
+        fields = {key: quoted or plain for key, quoted, plain in _FIELD.findall(rest)}
+        if kind == "Parent":
+            parent = name.lower()
+        elif kind == "Account":
+            if parent is None:
+                raise BankUsage(f"line {number}: an account comes behind its Parent line", line)
+            add_account(plan, name, parent, fields.get("Description", ""))
+        elif kind == "User":
+            if parent is None:
+                raise BankUsage(f"line {number}: a user comes behind a Parent line", line)
+            add_user(plan, name, parent)
+            for account in fields.get("Coordinator", "").split(","):
+                owners.setdefault(account.strip().lower(), []).append(name)
+    if not seen:
+        raise BankUsage("the file is empty: 'sacctmgr dump CLUSTER file=FILE' writes one")
+    add_owners(plan, owners)
+    return plan
+
+
+def of_associations(
+    rows: Iterable[tuple[str, str, str]], coordinators: Mapping[str, Iterable[str]]
+) -> Plan:
+    """The plan that slurmdbd's associations make.
+
+    Args:
+        rows: Account, parent ("" in a user's) and user ("" in an account's own).
+        coordinators: By account the users who coordinate it.
+
+    Raises:
+        BankUsage: A name is none.
+    """
+    plan = Plan()
+    for account, parent, user in rows:
+        if user:
+            add_user(plan, user, account)
+        else:
+            add_account(plan, account, parent, "")
+    add_owners(plan, coordinators)
+    return plan
+
+
+def add_account(plan: Plan, name: str, parent: str, note: str) -> None:
+    """Plan an account; the tree's top is none, and what is below it has no parent."""
+    own = name.lower()
+    if own == ROOT:
+        return
+    above = parent.lower()
+    plan.accounts[named(own, "an account")] = Account(
+        name=own,
+        parent="" if above in ("", ROOT) else named(above, "an account"),
+        note="" if note == own else note,
+    )
+
+
+def add_user(plan: Plan, user: str, account: str) -> None:
+    """Plan a user in an account; in the tree's top there are only officers."""
+    own = account.lower()
+    if own == ROOT or not user:
+        return
+    member = Member(account=named(own, "an account"), user=named(user, "a user"))
+    plan.members[own, user] = member
+    plan.accounts.setdefault(own, Account(name=own))
+
+
+def add_owners(plan: Plan, owners: Mapping[str, Iterable[str]]) -> None:
+    """Let coordinators own their accounts."""
+    for account, users in owners.items():
+        known = plan.accounts.get(account)
+        if known is not None:
+            names = tuple(dict.fromkeys(sorted(users)))
+            plan.accounts[account] = msgspec.structs.replace(known, owners=names)
