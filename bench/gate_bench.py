@@ -29,8 +29,8 @@ from harness.gate import CLUSTER, RunningGate, account, job, now_us, settings_of
 from run import fresh_directory
 from scale import scaled
 from steward.bank.gate import token
-from steward.bank.gate.precedence import go_first
-from steward.bank.gate.purses import Open
+from steward.bank.gate.balances import Open
+from steward.bank.gate.server import go_first
 from steward.bank.gate.store import Store
 from steward.bank.money import MICRO
 from steward.bank.records import AccountBooks, AllocationBooks
@@ -42,7 +42,7 @@ _WARM = scaled(200, 2)
 _LIVE_S, _ENDLESS, _ARCHIVED_S = 2.0, 10_000_000, 60.0
 _BASELINE = """
 import socket, sys
-from steward.bank.gate.precedence import Precedence
+from steward.bank.gate.server import Precedence
 Precedence().take()
 server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 server.bind(sys.argv[1]); server.listen(1024)

@@ -22,7 +22,7 @@ from harness.bank import life, rate
 from harness.events import NOON
 from steward.accounting.settings import AccountingSettings
 from steward.archive.settings import FilesSinkSettings
-from steward.bank.gate.purses import Open
+from steward.bank.gate.balances import Open
 from steward.bank.gate.store import Store
 from steward.bank.ledger import Account, By, open_ledger
 from steward.bank.money import MICRO

@@ -16,14 +16,14 @@ from typing import Any
 import msgspec
 
 from harness.site import Site
-from steward.bank.gate.deciding import Deciding
-from steward.bank.gate.ground import Ground
-from steward.bank.gate.keeper import Keeper
-from steward.bank.gate.link import GateLink, connect
+from steward.bank.gate.admission import Deciding
+from steward.bank.gate.client import GateLink, connect
+from steward.bank.gate.holds import Keeper
+from steward.bank.gate.policy import Ground
+from steward.bank.gate.requests import GateState, Said, Submit
 from steward.bank.gate.server import GateServer
-from steward.bank.gate.shapes import GateState, Said, Submit
 from steward.bank.gate.store import Store
-from steward.bank.gate.upkeep import Upkeep
+from steward.bank.gate.sync import Upkeep
 from steward.bank.money import MICRO
 from steward.bank.records import (
     AccountBooks,

@@ -18,7 +18,7 @@ from submitting import submit_to, wait_until
 
 from steward import native
 from steward.bank.errors import GateUnavailable
-from steward.bank.gate.link import GateLink
+from steward.bank.gate.client import GateLink
 from steward.bank.ledger import Account, By, open_ledger
 from steward.bank.money import MICRO
 from steward.bank.records import Charge, Hold, Mode, ModeRule, Rate

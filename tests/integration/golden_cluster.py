@@ -15,7 +15,7 @@ from steward.accounting.settings import AccountingSettings, MailSettings
 from steward.archive.settings import FilesSinkSettings
 from steward.automation.settings import ActionsSettings, RulesSettings
 from steward.bank.errors import GateUnavailable
-from steward.bank.gate.link import GateLink
+from steward.bank.gate.client import GateLink
 from steward.bank.ledger import OutboxItem, open_ledger
 from steward.bank.notices import OUTBOX
 from steward.bank.settings import BankSettings, GateSettings

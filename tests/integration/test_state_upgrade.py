@@ -17,7 +17,7 @@ from running import Daemon, ask, settings_in, submit
 from steward.accounting.settings import AccountingSettings
 from steward.admin.journal import ListRequest
 from steward.bank.errors import GateUnavailable
-from steward.bank.gate.link import GateLink
+from steward.bank.gate.client import GateLink
 from steward.bank.ledger import open_ledger
 from steward.bank.money import MICRO
 from steward.bank.settings import BankSettings, GateSettings

@@ -22,8 +22,8 @@ from submitting import wait_until
 
 import write_dashboard
 from steward.admin.status.requests import MetricsRequest, StatusShowAnswer, StatusShowRequest
-from steward.bank.gate.link import GateLink
-from steward.bank.gate.shapes import RemoteMeans
+from steward.bank.gate.client import GateLink
+from steward.bank.gate.requests import RemoteMeans
 from steward.bank.money import MICRO
 from steward.core.access import Asker
 from steward.core.config.reader import Loaded, render

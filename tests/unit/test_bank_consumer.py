@@ -18,9 +18,9 @@ from harness.jobs import record
 from harness.site import Site
 from steward.bank.consumer import BankConsumer
 from steward.bank.errors import GateUnavailable
-from steward.bank.gate.link import GateLink
+from steward.bank.gate.client import GateLink
+from steward.bank.gate.requests import Submit
 from steward.bank.gate.server import GateServer
-from steward.bank.gate.shapes import Submit
 from steward.bank.gate_sync import MARK_S, PICTURE_S, Pictures
 from steward.bank.ledger import Account, Refusal
 from steward.bank.money import MICRO

@@ -13,7 +13,7 @@ from harness.gate import CLUSTER as SITE
 from harness.gate import GateCore, account, job, now_us
 from steward.bank.errors import NoEstimate
 from steward.bank.estimate.request_limits import nodes_named
-from steward.bank.gate.shapes import Claim, Seen
+from steward.bank.gate.requests import Claim, Seen
 from steward.bank.records import Description
 from steward.slurm.nodelists import expand
 

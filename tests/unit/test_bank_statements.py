@@ -20,7 +20,7 @@ from harness.site import ADA, Site
 from servers.answering import Quiet, answering
 from steward.accounting.settings import MailSettings
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
-from steward.bank.gate.link import GateLink
+from steward.bank.gate.client import GateLink
 from steward.bank.ledger import By
 from steward.bank.money import MICRO
 from steward.bank.notices import (

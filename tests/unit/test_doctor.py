@@ -24,7 +24,7 @@ from steward.admin.doctor import data_checks
 from steward.admin.doctor.actions import run, run_apart
 from steward.admin.doctor.findings import DoctorRequest, DoctorRoom, Finding, ok, worst
 from steward.bank.actions.upkeep import CheckAnswer, CheckRequest
-from steward.bank.gate.shapes import RemoteMeans
+from steward.bank.gate.requests import RemoteMeans
 from steward.bank.settings import BankSettings, GateSettings, RemoteBankSettings
 from steward.core.access import Access, Asker
 from steward.core.actions import Action, Registry

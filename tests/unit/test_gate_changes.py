@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from harness.gate import CLUSTER, RATE, GateCore, account, job, now_us, picture, rules
 from steward.bank.estimate import description_of, merged
 from steward.bank.gate import token
-from steward.bank.gate.keeper import LOOK_MARGIN_US
-from steward.bank.gate.shapes import Claim, Said, Seen, Submit
+from steward.bank.gate.holds import LOOK_MARGIN_US
+from steward.bank.gate.requests import Claim, Said, Seen, Submit
 from steward.bank.money import MICRO
 from steward.bank.records import Description, Settlement
 from steward.core.records import JobRecord

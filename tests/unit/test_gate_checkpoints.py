@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from steward.bank.gate.checkpoints import Checkpoints
+from steward.bank.gate.server import Checkpoints
 from steward.bank.gate.store import Store
 
 NOBODY_ASKED = 1000.0

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from harness.gate import CLUSTER, account, job, running, settings_of
-from steward.bank.gate.clusters import Clusters
-from steward.bank.gate.shapes import Submit
+from steward.bank.gate.requests import Submit
+from steward.bank.gate.server import Clusters
 
 ASK = Submit(v=1, op="submit", cluster="", job=job(9))
 

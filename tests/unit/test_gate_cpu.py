@@ -15,9 +15,8 @@ from harness.gate import job as usual_job
 from steward.bank.estimate import sizes, tasks_of
 from steward.bank.estimate.request_limits import LONGEST_TEXTS, Budget, count_nodes
 from steward.bank.estimate.sizes import requested_gres
-from steward.bank.gate.answering import Answering, Right
-from steward.bank.gate.cpu_limits import USER_NS, CpuLimits
-from steward.bank.gate.shapes import LONGEST_REQUEST, Said, Seen, Submit
+from steward.bank.gate.plugin_answers import USER_NS, Answering, CpuLimits, Right
+from steward.bank.gate.requests import LONGEST_REQUEST, Said, Seen, Submit
 from steward.bank.records import Description
 from steward.slurm.cluster_model import Picture
 

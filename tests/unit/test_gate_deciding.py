@@ -7,7 +7,7 @@ import pytest
 
 from harness.gate import CLUSTER, DAY_US, GateCore, account, job, now_us, rules
 from steward.bank.gate import token
-from steward.bank.gate.shapes import Claim, Seen, Submit
+from steward.bank.gate.requests import Claim, Seen, Submit
 from steward.bank.money import MICRO
 from steward.bank.records import AllocationBooks, Books, ModeRule, UserBooks
 from steward.bank.settings import RefusalSettings

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from harness.gate import PATIENCE_S, running_here, settings_of
-from steward.bank.gate import peers
-from steward.bank.gate.link import connect
+from steward.bank.gate import connections
+from steward.bank.gate.client import connect
+from steward.bank.gate.connections import unix_listener
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root is others at will")
 STRANGER, SLURM, OTHER = 65534, 4711, 4712
@@ -45,7 +46,7 @@ def can_connect(path: str, uid: int) -> bool:
 @pytest.mark.parametrize("uids", [(), (0,), (SLURM,), (SLURM, OTHER, 0)])
 def test_only_those_named_can_connect(place: Path, uids: Iterable[int]) -> None:
     path = str(place / "plugin.sock")
-    with peers.unix_listener(path, uids):
+    with unix_listener(path, uids):
         found = {uid for uid in (0, STRANGER, SLURM, OTHER) if can_connect(path, uid)}
     assert found == {0, *uids}
     assert not os.path.exists(path)
@@ -61,7 +62,7 @@ def test_where_it_can_be_nobodys_anybody_may_connect(
     monkeypatch.setattr(os, "setxattr", refused)
     monkeypatch.setattr(os, "chown", refused)
     path = str(place / "plugin.sock")
-    with peers.unix_listener(path, (SLURM,)):
+    with unix_listener(path, (SLURM,)):
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o666
         assert can_connect(path, STRANGER)
     assert "open to anybody" in caplog.text
@@ -74,7 +75,7 @@ def test_who_is_turned_away_is_told_of_once_a_minute(
 
     def uid_of(connection: socket.socket) -> int:
         is_plugins = os.path.basename(settings.gate.socket) in connection.getsockname()
-        return STRANGER if is_plugins else peers.uid_of(connection)
+        return STRANGER if is_plugins else connections.uid_of(connection)
 
     monkeypatch.setattr("steward.bank.gate.server.uid_of", uid_of)
     with running_here(settings) as gate:

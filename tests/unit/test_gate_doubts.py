@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.gate import CLUSTER, GateCore, account, job, now_us, rules
-from steward.bank.gate.shapes import Claim, Seen, Submit
+from steward.bank.gate.requests import Claim, Seen, Submit
 from steward.bank.records import Description
 
 ALICE, BOB = 1000, 1001

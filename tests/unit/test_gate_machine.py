@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from harness.gate import CLUSTER, DAY_US, GateCore, job, now_us
 from steward.bank.errors import BankRefused
-from steward.bank.gate.shapes import Claim, Seen
+from steward.bank.gate.requests import Claim, Seen
 from steward.bank.money import MICRO
 from steward.bank.records import AccountBooks, AllocationBooks, Books, Settlement
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from harness.gate import CLUSTER, DAY_US, GateCore, account, job, now_us, rules
-from steward.bank.gate.shapes import Claim, Covered, Seen
+from steward.bank.gate.requests import Claim, Covered, Seen
 from steward.bank.money import MICRO
 from steward.bank.records import AllocationBooks, Books, Settlement
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from harness.gate import account, job, running, settings_of
-from steward.bank.gate.shapes import Seen
+from steward.bank.gate.requests import Seen
 
 
 def test_holds_and_confirmations_are_the_same_in_pieces(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 _POLICY = "import os; print(os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK)"
 _STRETCH = f"""
 import os, resource, subprocess, sys, threading, time
-from steward.bank.gate.precedence import Precedence, go_first
+from steward.bank.gate.server import Precedence, go_first
 
 def policy():
     return os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK
@@ -62,13 +62,13 @@ resource.setrlimit(resource.RLIMIT_RTPRIO, (0, 0))
 resource.setrlimit(resource.RLIMIT_NICE, (0, 0))
 if os.geteuid() == 0:
     os.setgid(65534), os.setuid(65534)
-from steward.bank.gate.precedence import Precedence
+from steward.bank.gate.server import Precedence
 one = Precedence()
 one.take()
 one.renew()
 print(os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0))
 """
-    code = "import steward.bank.gate.precedence, logging\n" + code
+    code = "import steward.bank.gate.server, logging\n" + code
     found = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=60)
     own_niceness = os.getpriority(os.PRIO_PROCESS, 0)
     assert found.split() == [str(os.SCHED_OTHER), str(own_niceness)]

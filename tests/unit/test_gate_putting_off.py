@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from harness.gate import CLUSTER, HOUR_MIN, GateCore, account, job, now_us
-from steward.bank.gate.keeper import LOOK_MARGIN_US
-from steward.bank.gate.shapes import Claim, Said, Seen, Submit
+from steward.bank.gate.holds import LOOK_MARGIN_US
+from steward.bank.gate.requests import Claim, Said, Seen, Submit
 from steward.bank.records import Description
 
 NUMBER = 5

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from harness.gate import CLUSTER, SECRET, GateCore, account, job, now_us, running, settings_of
 from steward.bank.gate import token
-from steward.bank.gate.remaking import remake
-from steward.bank.gate.shapes import Claim, Seen
+from steward.bank.gate.requests import Claim, Seen
+from steward.bank.gate.sync import remake
 from steward.bank.money import MICRO
 from steward.bank.records import Settlement
 from steward.core.records import JobRecord

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.gate import CLUSTER, GateCore, account, job, now_us
-from steward.bank.gate.shapes import Allowance, Claim, Said, Seen, Submit
+from steward.bank.gate.requests import Allowance, Claim, Said, Seen, Submit
 from steward.bank.records import Description
 from steward.core.access import Standing
 

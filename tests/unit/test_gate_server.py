@@ -22,8 +22,8 @@ from harness.gate import (
     settings_of,
 )
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
-from steward.bank.gate.link import GateLink, connect
-from steward.bank.gate.shapes import VERSION, Claim, Seen, Submit
+from steward.bank.gate.client import GateLink, connect
+from steward.bank.gate.requests import VERSION, Claim, Seen, Submit
 from steward.bank.money import MICRO
 from steward.bank.records import Books, Description, Settlement
 from steward.bank.settings import BankPartitionSettings, BankSettings

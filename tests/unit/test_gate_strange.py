@@ -23,12 +23,11 @@ from harness.gate import (
 )
 from steward.bank.errors import NoEstimate
 from steward.bank.estimate import Estimator
-from steward.bank.gate.answering import Answering, Right
 from steward.bank.gate.calls import Calls
-from steward.bank.gate.link import connect
-from steward.bank.gate.names import Names
-from steward.bank.gate.shapes import Asked as Question
-from steward.bank.gate.shapes import Call, Claim, Result, Said, Submit
+from steward.bank.gate.client import connect
+from steward.bank.gate.plugin_answers import Answering, Names, Right
+from steward.bank.gate.requests import Asked as Question
+from steward.bank.gate.requests import Call, Claim, Result, Said, Submit
 from steward.bank.gate.store import Store
 from steward.bank.money import MICRO
 from steward.bank.records import Description, Quote, UserBooks

@@ -42,7 +42,7 @@ HEAVY = {
 
 LATE = {
     *(f"steward.extensions.mybrc.{name}" for name in ("application", "described")),
-    "steward.bank.gate.secure",
+    "steward.bank.gate.tls",
     "steward.core.http_server",
     *(
         ".".join(path.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")

@@ -10,8 +10,8 @@ import pytest
 
 from harness.gate import RunningGate, account, gate_settings, job, rules, running
 from servers.mybrc import BY, SU, mybrc_settings, with_money
-from steward.bank.gate.ground import chosen_mode
-from steward.bank.gate.link import GateLink
+from steward.bank.gate.client import GateLink
+from steward.bank.gate.policy import chosen_mode
 from steward.bank.ledger import Account, open_ledger
 from steward.bank.records import ModeRule, UserBooks
 from steward.bank.settings import BankSettings

@@ -17,7 +17,7 @@ from harness.gate import RunningGate, gate_settings, job, picture, rules, runnin
 from harness.mybrc import ReportingSite
 from servers.mybrc import SU, mybrc_settings, serving, token_of, with_money
 from servers.mybrc_reference import ReferenceBank
-from steward.bank.gate.link import GateLink
+from steward.bank.gate.client import GateLink
 from steward.bank.ledger import Account
 from steward.core.events import utc_now
 from steward.core.waits import Stop

@@ -173,8 +173,8 @@ class Work:
         if not self.settings.bank.enabled:
             return
         from steward.bank.errors import BankRefused, GateUnavailable
-        from steward.bank.gate.link import GateLink
-        from steward.bank.gate.shapes import VERSION, Submit
+        from steward.bank.gate.client import GateLink
+        from steward.bank.gate.requests import VERSION, Submit
         from steward.bank.records import Description
 
         change = Description(uid=-1, job_id=job_id, released=released)

@@ -23,8 +23,8 @@ from steward.bank.billing import (
 )
 from steward.bank.enforcement import STARTED, Covering, Unpaid, grouped, needs
 from steward.bank.errors import NoRate
-from steward.bank.gate.link import GateLink
-from steward.bank.gate.shapes import Seen
+from steward.bank.gate.client import GateLink
+from steward.bank.gate.requests import Seen
 from steward.bank.gate_sync import Live
 from steward.bank.ledger import By, open_ledger
 from steward.bank.reconciliation import Reconciling, mark_unpriced

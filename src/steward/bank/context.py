@@ -26,8 +26,8 @@ from steward.core.events import utc_now
 from steward.slurm.times import TimeError, parse_time, zone_called
 
 if TYPE_CHECKING:
-    from steward.bank.gate.link import GateLink
-    from steward.bank.gate.shapes import Means
+    from steward.bank.gate.client import GateLink
+    from steward.bank.gate.requests import Means
     from steward.bank.ledger.opened import Ledger, Transaction
     from steward.jobs import Jobs
     from steward.slurm.cluster_model import Picture
@@ -183,7 +183,7 @@ class BankRoom:
     @property
     def gate(self) -> "GateLink":
         """The process that decides."""
-        from steward.bank.gate.link import GateLink
+        from steward.bank.gate.client import GateLink
 
         return GateLink(self.settings.state_dir, _GATE_S)
 

@@ -11,10 +11,10 @@ import msgspec
 from steward.bank.billing import leader_of
 from steward.bank.errors import NoEstimate, NoRate
 from steward.bank.estimate import Estimator, description_of
-from steward.bank.gate.deciding import FAR_US
-from steward.bank.gate.link import GateLink
-from steward.bank.gate.pending_changes import MOST_DESCRIPTIONS
-from steward.bank.gate.shapes import Claim
+from steward.bank.gate.admission import FAR_US
+from steward.bank.gate.client import GateLink
+from steward.bank.gate.requests import Claim
+from steward.bank.gate.unconfirmed_changes import MOST_DESCRIPTIONS
 from steward.bank.records import Description, Hold, Quote
 from steward.bank.settings import Unpaid as Rule
 from steward.core.config import Settings

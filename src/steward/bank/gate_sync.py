@@ -15,8 +15,8 @@ import msgspec
 
 from steward.bank.billing import Pricing, uncounted
 from steward.bank.errors import LedgerUnavailable
-from steward.bank.gate.link import GateLink
-from steward.bank.gate.shapes import GateState
+from steward.bank.gate.client import GateLink
+from steward.bank.gate.requests import GateState
 from steward.bank.records import Books, Rules
 from steward.core.config import Settings
 from steward.core.poll_status import COST_FACTOR

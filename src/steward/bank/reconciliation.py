@@ -22,7 +22,7 @@ from steward.bank.billing import (
     same_as,
 )
 from steward.bank.errors import NoRate
-from steward.bank.gate.link import GateLink
+from steward.bank.gate.client import GateLink
 from steward.bank.gate_sync import pricing_of
 from steward.bank.ledger import By
 from steward.bank.records import Charge

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from steward.bank.gate.link import GateLink
-from steward.bank.gate.shapes import GateFact
+from steward.bank.gate.client import GateLink
+from steward.bank.gate.requests import GateFact
 from steward.bank.ledger import By, OutboxItem
 from steward.bank.notices import (
     Notice,

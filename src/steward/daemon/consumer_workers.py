@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from steward.bank.errors import GateUnavailable
-from steward.bank.gate.precedence import Precedence
-from steward.bank.gate.server import GateServer
+from steward.bank.gate.server import GateServer, Precedence
 from steward.core.config import Settings
 from steward.core.consumers import Consumer, Feed, feed_all
 from steward.core.errors import StewardError, Unavailable
@@ -30,7 +29,7 @@ from steward.extensions.jobacct_plugins import (
 )
 
 if TYPE_CHECKING:
-    from steward.bank.gate.link import GateLink
+    from steward.bank.gate.client import GateLink
     from steward.bank.ledger.opened import Ledger
     from steward.core.http_server import Timeouts
 
@@ -238,7 +237,7 @@ def run_mybrc(
         beat: Called several times a second.
         timeouts: Timeouts of clients. Defaults if None.
     """
-    from steward.bank.gate.link import GateLink
+    from steward.bank.gate.client import GateLink
     from steward.bank.ledger import open_ledger
     from steward.core.http_server import Served, Timeouts, listen, serve
     from steward.extensions.mybrc import (
@@ -280,7 +279,7 @@ def run_mybrc(
 
 def run_remote(settings: Settings, stop: Stop, beat: Beat) -> None:
     """Tell the myBRC server elsewhere what is in the outbox, for ever."""
-    from steward.bank.gate.link import GateLink
+    from steward.bank.gate.client import GateLink
     from steward.bank.ledger import open_ledger
     from steward.extensions.mybrc import Balances, Passing
 

@@ -14,7 +14,7 @@ from steward.admin.doctor.findings import Finding, ok, several, skipped, warning
 from steward.archive.files import permissions
 from steward.archive.settings import FilesSinkSettings
 from steward.bank.errors import NoRate
-from steward.bank.gate.link import GateLink
+from steward.bank.gate.client import GateLink
 from steward.bank.prices import rate_for
 from steward.capture.nodes.last_seen import LATELY, Heard, refused_lately
 from steward.capture.settings import NodesSettings

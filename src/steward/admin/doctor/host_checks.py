@@ -15,7 +15,7 @@ import steward
 from steward.admin.doctor.context import Ground, user_name
 from steward.admin.doctor.findings import Finding, ok, several, skipped, warning, wrong
 from steward.admin.status import workers
-from steward.bank.gate.link import connect
+from steward.bank.gate.client import connect
 from steward.core.config import Settings
 from steward.core.config.checks import doubts, mistakes
 from steward.core.errors import Refused

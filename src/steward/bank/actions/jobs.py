@@ -11,7 +11,7 @@ import msgspec
 from steward.bank.charged_jobs import NotCharged, charges_of, names_of, why_uncharged
 from steward.bank.context import BankAnswer, BankRoom
 from steward.bank.errors import BankRefused, BankUsage, GateUnavailable
-from steward.bank.gate.shapes import Allowance
+from steward.bank.gate.requests import Allowance
 from steward.bank.records import Charge, Description, PriceLine, Quote, Rate
 from steward.core.access import Asker
 from steward.core.actions import Action, Request, Shape

@@ -10,7 +10,7 @@ from steward.bank.actions.reports import all_holds
 from steward.bank.billing import leader_of, not_counted
 from steward.bank.context import BankAnswer, BankRoom
 from steward.bank.errors import BankUsage, GateUnavailable, NoRate
-from steward.bank.gate.shapes import Held, Tally
+from steward.bank.gate.requests import Held, Tally
 from steward.bank.gate_sync import pricing_of
 from steward.bank.imports import Change, Plan, carry_out
 from steward.bank.ledger import Finding, OutboxItem

@@ -4,37 +4,232 @@ All requests that have come meanwhile are decided in one transaction, and
 answered when it is committed: under load a commit is shared, without any timer.
 """
 
+import contextlib
 import gc
 import logging
 import os
 import pwd
+import resource
 import select
+import signal
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
+import msgspec
+
 from steward.bank.errors import GateUnavailable
 from steward.bank.gate import plugin_conf, token
-from steward.bank.gate.answering import Answering, Right, read, written
 from steward.bank.gate.calls import Calls
-from steward.bank.gate.checkpoints import Checkpoints
-from steward.bank.gate.clusters import Clusters
-from steward.bank.gate.ground import Ground
-from steward.bank.gate.keeper import Keeper
-from steward.bank.gate.peers import Peer, uid_of, unix_listener
-from steward.bank.gate.remaking import Remaking
-from steward.bank.gate.shapes import CONTROL_SOCKET, LONGEST_CALL, LONGEST_REQUEST, Submit
+from steward.bank.gate.connections import Peer, uid_of, unix_listener
+from steward.bank.gate.holds import Keeper
+from steward.bank.gate.plugin_answers import Answering, Right, read, written
+from steward.bank.gate.policy import Ground
+from steward.bank.gate.requests import CONTROL_SOCKET, LONGEST_CALL, LONGEST_REQUEST, Submit
 from steward.bank.gate.store import Store
-from steward.bank.gate.upkeep import Upkeep
+from steward.bank.gate.sync import Remaking, Upkeep
 from steward.core.access import Standings
 from steward.core.config import Settings
-from steward.core.sqlite import SqliteError, SqliteUnavailable
+from steward.core.sqlite import Connection, SqliteError, SqliteUnavailable, transaction, translated
 from steward.core.waits import Stop
 
 if TYPE_CHECKING:
-    from steward.bank.gate.asking import Asking
+    from steward.bank.gate.connections import Asking
+
+
+class Clusters:
+    """Puts the name in where it goes without saying.
+
+    Args:
+        names: The clusters that are configured.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = sorted(names)
+        self._said_at = -_SAY_AGAIN_S
+
+    def named(self, ask: Submit) -> Submit:
+        """The question with its cluster's name; unchanged where nobody can tell it."""
+        if ask.cluster:
+            return ask
+        if len(self._names) == 1:
+            return msgspec.structs.replace(ask, cluster=self._names[0])
+        now = time.monotonic()
+        if now - self._said_at >= _SAY_AGAIN_S:
+            self._said_at = now
+            log.error(
+                "slurmctld's job_submit.lua does not say of which cluster it asks, and there are "
+                '%s: put steward_gate_cluster = "NAME" before its dofile, or run '
+                "'steward plugins install --job-submit-lua' with --cluster NAME; "
+                "until then the policy holds there",
+                ", ".join(self._names),
+            )
+        return ask
+
+
+_NICENESS: Final = -10
+_PRIORITY: Final = 1
+"""The least that there is, which is before all that has none."""
+_STRETCH_S: Final = 0.2
+"""So long it goes first without waiting for anything, as when it reads 100,000 holds."""
+_MAD_S: Final = 10
+"""After so long the kernel ends it, and the supervisor starts it anew."""
+_AGAIN_S: Final = 1.0
+_FIRST: Final = os.SCHED_RR | os.SCHED_RESET_ON_FORK
+_USUAL: Final = os.SCHED_OTHER | os.SCHED_RESET_ON_FORK
+
+
+class Precedence:
+    """Of this process's main thread.
+
+    Args:
+        again_s: How long it goes without, at the least, after a stretch that was too long.
+    """
+
+    def __init__(self, again_s: float = _AGAIN_S) -> None:
+        self._again_s = again_s
+        self._again_at = 0.0
+        self._is_there = False
+        self._may = True
+
+    def take(self) -> None:
+        """Have it, as far as the process may."""
+        with contextlib.suppress(PermissionError):
+            os.setsid()  # refused to who leads a group: it has been started by itself
+        with contextlib.suppress(PermissionError):
+            # Counts where there is nothing better; root may, or who was given LimitNICE=.
+            os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
+        signal.signal(signal.SIGXCPU, self._step_back)
+        self.renew()
+
+    def renew(self) -> None:
+        """Have it again, where a long stretch of work has lost it."""
+        if self._is_there or not self._may or time.monotonic() < self._again_at:
+            return
+        _bound()
+        self._is_there = self._may = go_first()
+        if not self._may:
+            log.info(
+                "the gate may not be scheduled before others (LimitRTPRIO=): on a busy host "
+                "slurmctld may wait for it"
+            )
+
+    def _step_back(self, *_: object) -> None:
+        os.sched_setscheduler(0, _USUAL, os.sched_param(0))
+        self._is_there = False
+        self._again_at = time.monotonic() + self._again_s
+
+
+def _bound() -> None:
+    """Have the kernel tell after a long stretch. It adds a second each time that it does."""
+    _, most = resource.getrlimit(resource.RLIMIT_RTTIME)
+    mad_us = _MAD_S * 1_000_000
+    hard = mad_us if most == resource.RLIM_INFINITY else min(most, mad_us)
+    resource.setrlimit(resource.RLIMIT_RTTIME, (min(hard, int(_STRETCH_S * 1_000_000)), hard))
+
+
+def go_first() -> bool:
+    """Have the thread that calls scheduled before what is not waited for; whether it may be.
+
+    Threads and processes that it starts are not.
+    """
+    try:
+        os.sched_setscheduler(0, _FIRST, os.sched_param(_PRIORITY))
+    except OSError as error:
+        log.debug("no real-time scheduling: %s", error)
+        return False
+    return True
+
+
+_LOOK_S: Final = 0.25
+_AT_MOST_EVERY_S: Final = 2.0
+_QUIET_S: Final = 1.0
+_CATCH_UP: Final = 5
+"""So often it is tried to have written back all that is there, while more comes."""
+_BEGUN_ANEW: Final = "log"
+
+
+class Checkpoints(threading.Thread):
+    """Goes on beside the thread that decides.
+
+    Args:
+        store: Whose log it is; it is looked after by a connection of this thread's own.
+        most_frames: Length of the log, in frames of 4 KiB, at which a checkpoint no longer waits
+            for a quiet moment.
+    """
+
+    def __init__(self, store: "Store", *, most_frames: int = 16_384) -> None:
+        super().__init__(name="checkpoints", daemon=True)
+        self._store = store
+        self._most_frames = most_frames
+        self._end = threading.Event()
+        self._own = 0
+        self._after = 0.0
+
+    def run(self) -> None:
+        """Look now and then until :meth:`stop`."""
+        # The one that decides waits where this one is stopped with the interpreter in hand.
+        go_first()
+        try:
+            db = self._store.connect()
+        except (SqliteUnavailable, SqliteError) as error:
+            log.error("the log of gate.db grows until the gate is started again: %s", error)
+            return
+        while not self._end.wait(_LOOK_S):
+            try:
+                with translated(self._store.path):
+                    self.look(db, time.monotonic())
+            except (SqliteUnavailable, SqliteError) as error:
+                # The log only grows meanwhile; the one that writes says so where it matters.
+                log.debug("no checkpoint: %s", error)
+        db.close()
+
+    def look(self, db: Connection, now: float) -> None:
+        """Write back and begin the log anew, if there is something and nobody asks."""
+        frames, _ = _log_of(db)
+        if frames <= self._own or now < self._after:
+            return
+        if now - self._store.asked_at < _QUIET_S * (1 - frames / self._most_frames):
+            return
+        self._after = now + _AT_MOST_EVERY_S
+        for _ in range(_CATCH_UP):
+            db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            if self._begin_anew(db):
+                return
+        if frames > self._most_frames:
+            with self._store.writing:
+                db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                self._commit(db)
+
+    def _begin_anew(self, db: Connection) -> bool:
+        """Commit as the first after a checkpoint; False if somebody has committed since."""
+        with self._store.writing:
+            frames, done = _log_of(db)
+            if frames != done:
+                return False
+            self._commit(db)
+            return True
+
+    def _commit(self, db: Connection) -> None:
+        with transaction(db, self._store.path):
+            at = b"%d" % time.time_ns()
+            db.execute("INSERT OR REPLACE INTO note VALUES (?, ?)", (_BEGUN_ANEW, at))
+        self._own, _ = _log_of(db)
+
+    def stop(self) -> None:
+        """End, and wait for it."""
+        self._end.set()
+        self.join(5.0)
+
+
+def _log_of(db: Connection) -> tuple[int, int]:
+    """How many frames the log has, and how many of them were written back."""
+    _, frames, done = db.execute("PRAGMA wal_checkpoint(NOOP)").fetchone()
+    return int(frames), int(done)
+
 
 log = logging.getLogger(__name__)
 
@@ -354,7 +549,7 @@ class GateServer:
     # Other gates
 
     def _listen_to_gates(self, sockets: ExitStack) -> None:
-        from steward.bank.gate.secure import SecurePeer, context_of, tls_listener
+        from steward.bank.gate.tls import SecurePeer, context_of, tls_listener
 
         context = context_of(self._settings.gate, serves=True)
 
@@ -371,7 +566,7 @@ class GateServer:
         self._listen(listener, accepted)
 
     def _ask_others(self) -> None:
-        from steward.bank.gate.asking import Asking
+        from steward.bank.gate.connections import Asking
 
         self._asking = Asking(self._settings.gate, self._poll, self._answered)
 

@@ -16,8 +16,8 @@ from typing import Any, Final
 
 import msgspec
 
-from steward.bank.gate.purses import Open
-from steward.bank.gate.shapes import Allowance, Changes, GateFact
+from steward.bank.gate.balances import Open
+from steward.bank.gate.requests import Allowance, Changes, GateFact
 from steward.bank.records import AccountBooks, Books, Description, Hold, Quote, Rules
 from steward.core.sqlite import Connection, open_database, transaction
 from steward.slurm.cluster_model import Picture

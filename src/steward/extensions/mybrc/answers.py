@@ -17,10 +17,9 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import msgspec
 
 from steward.bank.errors import BankUsage, LedgerUnavailable, NoRate
-from steward.bank.gate.deciding import Deciding
-from steward.bank.gate.doubts import Doubts
-from steward.bank.gate.ground import Ground
-from steward.bank.gate.purses import Purses
+from steward.bank.gate.admission import Deciding, Doubts
+from steward.bank.gate.balances import Purses
+from steward.bank.gate.policy import Ground
 from steward.bank.ledger import NO_ACCOUNT, By, ToldJob
 from steward.bank.money import MICRO, plain
 from steward.bank.prices import rate_for
@@ -46,7 +45,7 @@ from steward.slurm.cluster_model import Picture
 from steward.slurm.users import People
 
 if TYPE_CHECKING:
-    from steward.bank.gate.link import GateLink
+    from steward.bank.gate.client import GateLink
     from steward.bank.ledger.opened import Ledger, Transaction
 
 

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from steward.bank.errors import GateUnavailable, LedgerUnavailable
-from steward.bank.gate.shapes import RemoteMeans
+from steward.bank.gate.requests import RemoteMeans
 from steward.bank.ledger import By
 from steward.core.config import Settings
 from steward.core.timestamps import micros
@@ -33,7 +33,7 @@ from steward.extensions.mybrc.wire import RemoteFailed, RemoteRejected, RemoteUn
 from steward.slurm.users import People
 
 if TYPE_CHECKING:
-    from steward.bank.gate.link import GateLink
+    from steward.bank.gate.client import GateLink
     from steward.bank.ledger.opened import Ledger, Transaction
 
 log = logging.getLogger(__name__)

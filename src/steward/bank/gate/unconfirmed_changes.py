@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from steward.bank.estimate import merged
-from steward.bank.gate.shapes import Change, Changes
+from steward.bank.gate.requests import Change, Changes
 from steward.bank.records import GRES_FIELDS, Description
 from steward.slurm import tres
 from steward.slurm.tres import requested_gres

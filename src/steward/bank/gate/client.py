@@ -22,7 +22,7 @@ from steward.bank.errors import (
     NoEstimate,
     NoRate,
 )
-from steward.bank.gate.shapes import (
+from steward.bank.gate.requests import (
     CONTROL_SOCKET,
     LONGEST_CALL,
     VERSION,

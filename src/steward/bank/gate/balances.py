@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from steward.bank.gate.shapes import Means, RemoteMeans
+from steward.bank.gate.requests import Means, RemoteMeans
 from steward.bank.records import AccountBooks, AllocationBooks, Books, Origin, Share
 
 NOWHERE: Final = 0

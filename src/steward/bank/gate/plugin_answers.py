@@ -2,18 +2,116 @@
 
 import logging
 import os
+import queue
+import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 
-from steward.bank.estimate.request_limits import OPTIONS
-from steward.bank.gate.cpu_limits import CpuLimits
-from steward.bank.gate.keeper import Keeper, Overdrawn
-from steward.bank.gate.names import Names
-from steward.bank.gate.shapes import VERSION, Said, Submit, Tally
+from steward.bank.estimate.request_limits import OPTIONS, Budget
+from steward.bank.gate.holds import Keeper, Overdrawn
+from steward.bank.gate.requests import VERSION, Said, Submit, Tally
 from steward.core.config import Settings
 from steward.core.sqlite import SqliteError, SqliteUnavailable, translated
+from steward.slurm.users import People
+
+QUESTION_NS: Final = 5_000_000
+USER_NS: Final = 100_000_000
+"""In each second: a tenth of the gate."""
+
+
+class CpuLimits:
+    """CPU time that each user took in the present second.
+
+    Args:
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._second = 0
+        self._taken_ns: dict[int, int] = {}
+        self._het_ns: dict[int, int] = {}
+
+    def is_exceeded(self, uid: int) -> bool:
+        """Whether a user took all that is theirs in this second."""
+        second = int(self._clock())
+        if second != self._second:
+            self._second = second
+            self._taken_ns.clear()
+            self._het_ns.clear()
+        return self._taken_ns.get(uid, 0) >= USER_NS
+
+    def budget(self, uid: int, *, is_het: bool) -> Budget:
+        """What a user's question may take; of a component what the others have left."""
+        taken_ns = self._het_ns.get(uid, 0) if is_het else 0
+        return Budget(max(0, QUESTION_NS - taken_ns))
+
+    def add(self, uid: int, ns: int, *, is_het: bool) -> None:
+        """Count what a user's question took."""
+        self._taken_ns[uid] = self._taken_ns.get(uid, 0) + ns
+        if is_het:
+            self._het_ns[uid] = self._het_ns.get(uid, 0) + ns
+
+
+_KNOWN_S: Final = 600.0
+_UNKNOWN_S: Final = 5.0
+"""A directory service that is away for a moment is no reason to refuse somebody for long."""
+_MOST: Final = 100_000
+
+
+class Names:
+    """User names by uid, resolved by a thread beside the deciding thread.
+
+    Args:
+        wait_s: Longest time that a decision waits for a name, in seconds.
+        clock: Monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self, *, wait_s: float = 0.02, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._wait_s = wait_s
+        self._clock = clock
+        self._known: dict[int, tuple[str, float]] = {}
+        self._wanted: queue.SimpleQueue[tuple[int, threading.Event]] = queue.SimpleQueue()
+        self._asked: dict[int, threading.Event] = {}
+        self._thread: threading.Thread | None = None
+
+    def user(self, uid: int) -> str:
+        """The user's name; "" where it does not resolve, or not soon enough."""
+        known = self._known.get(uid)
+        if known is not None and self._clock() < known[1]:
+            return known[0]
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._ask, name="names", daemon=True)
+            self._thread.start()
+        event = self._asked.get(uid)
+        if event is None:
+            if len(self._known) >= _MOST:
+                self._known.clear()
+            event = self._asked[uid] = threading.Event()
+            self._wanted.put((uid, event))
+            event.wait(self._wait_s)
+        found = self._known.get(uid)
+        return found[0] if found is not None else ""
+
+    def _ask(self) -> None:
+        people = People()
+        while True:
+            uid, event = self._wanted.get()
+            name = people.user(uid)
+            people.forget()
+            lasts_s = _KNOWN_S if name else _UNKNOWN_S
+            known = self._known.get(uid)
+            if not name and known is not None:
+                name = known[0]  # nobody loses a name for as long as Steward runs
+            self._known[uid] = (name, self._clock() + lasts_s)
+            self._asked.pop(uid, None)
+            event.set()
+
 
 log = logging.getLogger(__name__)
 

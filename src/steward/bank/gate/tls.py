@@ -5,7 +5,7 @@ import socket
 import ssl
 
 from steward.bank.errors import GateUnavailable
-from steward.bank.gate.peers import CHUNK, Peer, split
+from steward.bank.gate.connections import CHUNK, Peer, split
 from steward.bank.settings import GateSettings
 
 log = logging.getLogger(__name__)

@@ -4,22 +4,161 @@ Each call is made within one transaction of the store, as ``keeper.py`` says.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
 
 from steward.bank.errors import BankRefused, BankUsage, NoEstimate
+from steward.bank.estimate import description_of
 from steward.bank.gate import token
-from steward.bank.gate.case import Case, Placing
-from steward.bank.gate.deciding import of_hold
-from steward.bank.gate.doubts import LOOK_S
-from steward.bank.gate.keeper import CONFIRMED, LOOK_MARGIN_US, SETTLED, Keeper
-from steward.bank.gate.moving import Moving
-from steward.bank.gate.purses import Open
-from steward.bank.gate.shapes import Claim, Covered, Seen
+from steward.bank.gate.admission import LOOK_S, Case, Placing, of_hold
+from steward.bank.gate.balances import Open
+from steward.bank.gate.holds import CONFIRMED, LOOK_MARGIN_US, SETTLED, Keeper
+from steward.bank.gate.requests import Claim, Covered, Seen
 from steward.bank.money import show
-from steward.bank.records import Books, Description, Hold, Quote, Settlement
+from steward.bank.records import AllocationBooks, Books, Description, Hold, Quote, Settlement
+from steward.core.config import Settings
+from steward.core.errors import StewardError
+from steward.core.records import JobRecord
+from steward.core.timestamps import micros
+from steward.slurm import Slurm
+from steward.slurm.job_states import FINISHED, WAITING
+
+
+class Moving:
+    """Puts holds down to other allocations, within one transaction of the store.
+
+    Args:
+        keeper: The gate's state.
+    """
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._left: dict[str, set[int]] = {}
+
+    def move(self, allocations: set[int], now_us: int) -> None:
+        """Holds of jobs that have not started go to the allocations that there are now."""
+        purses = self._keeper.purses
+        for number in allocations:
+            for hold in list(purses.on_allocation.get(number, {}).values()):
+                if hold.origin == "transfer":
+                    continue  # it is over in a moment, or lapses
+                if not hold.started:
+                    self._draw_anew(hold, now_us)
+                elif self._quoted(hold).tasks > 1:
+                    self._left.setdefault(hold.id, set()).add(number)
+        purses.lapsed &= purses.on_allocation.keys()
+
+    def fund(self, now_us: int) -> None:
+        """Jobs whose allocation ended get money that has come since, the oldest first."""
+        for hold in list(self._keeper.purses.stranded.values()):
+            if self._keeper.is_enforced(hold):
+                self._draw_anew(hold, now_us)
+
+    def _draw_anew(self, hold: Open, now_us: int) -> None:
+        purses = self._keeper.purses
+        before = hold.shares
+        purses.resize(hold, hold.remaining, ())
+        can_pay = purses.available(hold.payer, now_us) >= hold.remaining
+        if can_pay or self._keeper.ground.is_exempt(hold.cluster, hold.uid, hold.user):
+            purses.resize(hold, hold.remaining, purses.draw(hold.payer, hold.remaining, now_us))
+        if hold.shares != before:
+            self._keeper.store.update(hold)
+            if not hold.shares:
+                log.warning(
+                    "job %d of cluster %s: no allocation of account %s can pay it any more",
+                    hold.job_id,
+                    hold.cluster,
+                    hold.payer,
+                )
+
+    def stranded(self) -> list[Hold]:
+        """Holds that no allocation can pay, of jobs on which the bank is to act."""
+        keeper = self._keeper
+        stranded = keeper.purses.stranded.values()
+        return [keeper.store.whole(hold) for hold in stranded if keeper.is_enforced(hold)]
+
+    def _quoted(self, hold: Open) -> Quote:
+        return self._keeper.store.covered(hold)[0] or Quote(amount=hold.amount)
+
+    def on_allocation(self, number: int) -> int:
+        """What jobs that have started still hold on an allocation."""
+        holds = self._keeper.purses.on_allocation.get(number, {}).values()
+        return sum(dict(hold.shares)[number] for hold in holds if hold.started)
+
+    def lingering(self) -> list[Hold]:
+        """Holds of arrays of which tasks have started, that are still on an ended allocation."""
+        purses = self._keeper.purses
+        found = []
+        for name, ended in list(self._left.items()):
+            hold = purses.holds.get(name)
+            # A task that began later may take the share of one that still runs: see part().
+            has = hold and {one.number for one in purses.allocations(hold.payer) if one.balance > 0}
+            if hold is None or not (ended & dict(hold.shares).keys() or ended & (has or set())):
+                del self._left[name]
+            else:
+                found.append(self._keeper.store.whole(hold))
+        return found
+
+    def part(self, hold: Open, starts: Sequence[int], now_us: int) -> bool:
+        """Leave on ended allocations only what an array's tasks need that started on them.
+
+        What the others need is held anew; where that cannot be paid, it is given back.
+
+        Args:
+            hold: The array's.
+            starts: When its tasks that run have started, µs since the epoch.
+            now_us: The time, µs since the epoch.
+
+        Returns:
+            Whether all that was held still is.
+        """
+        ended = self._left.get(hold.id)
+        if not ended:
+            return True
+        purses, before = self._keeper.purses, hold.remaining
+        shares = self._kept(hold, ended, starts, now_us)
+        left = before - sum(part for _, part in shares)
+        for number, part in hold.shares:
+            if number not in ended and left:
+                shares.append((number, min(part, left)))
+                left -= min(part, left)
+        if tuple(shares) == hold.shares:
+            return True
+        purses.resize(hold, before - left, tuple(shares))
+        can_pay = purses.available(hold.payer, now_us) >= left
+        is_exempt = self._keeper.ground.is_exempt(hold.cluster, hold.uid, hold.user)
+        if left and (can_pay or is_exempt):
+            drawn = purses.draw(hold.payer, left, now_us)
+            purses.resize(hold, before, purses.more(hold, drawn))
+        self._keeper.store.update(hold)
+        return hold.remaining == before or not self._keeper.is_enforced(hold)
+
+    def _kept(
+        self, hold: Open, ended: set[int], starts: Sequence[int], now_us: int
+    ) -> list[tuple[int, int]]:
+        """What stays on ended allocations, each task on the first that it fits."""
+        purses = self._keeper.purses
+        books = {one.number: one for one in purses.allocations(hold.payer)}
+        per_task, had = self._quoted(hold).per_task, dict(hold.shares)
+        shares: list[tuple[int, int]] = []
+        kept = 0
+        for number in sorted(ended, key=lambda one: (one not in books, _end(books.get(one)))):
+            end_us = _end(books.get(number)) or now_us
+            wanted = per_task * sum(1 for start_us in starts if start_us < end_us)
+            # A task that began later may have ended first: what that took off comes back.
+            there = had.get(number, 0)
+            there += max(0, purses.free(books[number])) if number in books else 0
+            part = max(0, min(wanted - kept, hold.remaining - kept, there))
+            kept += part
+            shares += [(number, part)] * bool(part)
+        return shares
+
+
+def _end(one: AllocationBooks | None) -> int:
+    return one.end_us if one else 0
+
 
 log = logging.getLogger(__name__)
 
@@ -364,3 +503,112 @@ class Upkeep:
         purses.add(hold)
         keeper.put_down(hold, None, None, now_us, why=why)
         return keeper.store.whole(hold)
+
+
+_OVER_US: Final = 60_000_000
+"""What an ended job held is kept so long for its charge to come, in µs."""
+
+
+def shown(settings: Settings, cluster: str) -> list[JobRecord]:
+    """The jobs of a cluster that carry a token of whomever.
+
+    Raises:
+        SlurmUnavailable: slurmctld does not answer.
+    """
+    queue = Slurm(cluster, settings.cluster[cluster]).queue()
+    return [record for record in queue.records if token.find(record.admin_comment)]
+
+
+def remake(keeper: Keeper, cluster: str, records: Iterable[JobRecord], now_us: int) -> int:
+    """Place the holds that are missing; how many. Within one transaction of the store."""
+    made = 0
+    for record in sorted(records, key=_most_telling):
+        found = token.genuine(
+            record.admin_comment, keeper.secret, cluster, -1 if record.uid is None else record.uid
+        )
+        if found is None:
+            if record.restarts == 0:
+                log.warning("job %d of cluster %s carries a forged token", record.job_id, cluster)
+            continue
+        if found.id in keeper.purses.holds:
+            continue
+        _place(keeper, cluster, record, found, now_us)
+        made += 1
+    return made
+
+
+def _most_telling(record: JobRecord) -> int:
+    """Of an array's many records the one that still waits describes it best, ended ones least."""
+    if record.state in WAITING:
+        return 0
+    return 2 if record.state in FINISHED else 1
+
+
+def _place(
+    keeper: Keeper, cluster: str, record: JobRecord, found: token.Token, now_us: int
+) -> None:
+    is_over = record.state in FINISHED
+    payer = keeper.purses.payer_of(found.account)
+    hold = Open(
+        number=keeper.store.next_number(),
+        id=found.id,
+        # One of an ended job lapses by time alone: the queue's next look does not void it.
+        origin="queue" if is_over else "submit",
+        cluster=cluster,
+        job_id=record.array_job_id or record.job_id,
+        account=found.account,
+        payer=payer,
+        uid=-1 if record.uid is None else record.uid,
+        user=record.user,
+        amount=found.amount,
+        remaining=found.amount,
+        shares=keeper.purses.draw(payer, found.amount, now_us),
+        confirmed=not is_over,
+        started=record.state not in WAITING,
+        created_us=micros(record.submit) if record.submit else now_us,
+        expires_us=now_us + _OVER_US if is_over else 0,
+    )
+    description = description_of(msgspec.structs.replace(record, admin_comment=""))
+    keeper.purses.add(hold)
+    keeper.put_down(hold, None, description, now_us, why="made anew from its token")
+
+
+class Remaking:
+    """Asks each cluster until it has answered, or for as long as one may wait for it.
+
+    Args:
+        settings: The configuration.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self.waiting = [
+            name for name, of in settings.cluster.items() if of.asks_slurm and not of.remote
+        ]
+        """Clusters that have not answered yet."""
+        self._untried = max(1, len(self.waiting))
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether all have been asked once."""
+        return self._untried <= 0
+
+    def run(self, keeper: Keeper, now_us: int) -> None:
+        """Ask the next of those that have not answered yet; one, as it may take its time."""
+        self._untried -= 1
+        if not self.waiting:
+            return
+        cluster = self.waiting.pop(0)
+        try:
+            records = shown(self._settings, cluster)
+        except StewardError as error:
+            # Asked again; a slurmctld that is down asks for no jobs either.
+            log.debug("the holds of cluster %s cannot be made anew yet: %s", cluster, error)
+            self.waiting.append(cluster)
+            return
+        with keeper.store.transaction():
+            made = remake(keeper, cluster, records, now_us)
+        if made:
+            log.warning(
+                "cluster %s: %d holds were made anew from their jobs' tokens", cluster, made
+            )

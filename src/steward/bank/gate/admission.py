@@ -1,24 +1,380 @@
-"""May this job be afforded? Looks at the state, changes nothing, and asks nobody.
-
-What it decides is carried out by ``keeper.py``, in one transaction. What fails here in a
-way that nobody has thought of is caught where the request is answered (``answering.py``,
-``calls.py``): nothing was changed, and it is that request alone that fails.
-"""
+"""One decision: what it is about, and what came of it."""
 
 import math
 from collections.abc import Iterable
 from typing import Final
+from urllib.parse import urlsplit
 
 import msgspec
 
 from steward.bank.errors import NoEstimate, NoRate
 from steward.bank.gate import token
-from steward.bank.gate.case import Case, Decision, Placing, Short, refused
-from steward.bank.gate.doubts import LOOK_S, Doubts
-from steward.bank.gate.ground import Ground
-from steward.bank.gate.purses import Open, Purses
-from steward.bank.gate.refusing import text_of
-from steward.bank.records import Description, Quote
+from steward.bank.gate.balances import Open, Purses
+from steward.bank.gate.policy import Ground, moment
+from steward.bank.money import show
+from steward.bank.records import Description, Mode, Quote
+
+Shares = tuple[tuple[int, int], ...]
+
+
+class Case(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A job that somebody is to pay for.
+
+    Attributes:
+        cluster: Where it is.
+        job: What it asks for, all of it.
+        user: Its user's name; "" where that is not known.
+        account: Who is to pay; "" where nothing says so.
+        mode: What holds for it.
+        now_us: The time, µs since the epoch.
+        free_pass: Whether it is let in whatever the account has.
+        first_submit_us: By which rates it is priced.
+        is_started: Whether it runs already, so that nothing is put off.
+        is_change: Whether its user wants to change it.
+        is_again: Whether that is to begin another run of it.
+        is_seen: Whether Slurm shows that it asks for all this.
+        hold: What holds for it already; None for nothing.
+    """
+
+    cluster: str
+    job: Description
+    user: str
+    account: str
+    mode: Mode
+    now_us: int
+    free_pass: bool
+    first_submit_us: int
+    is_started: bool = False
+    is_change: bool = False
+    is_again: bool = False
+    is_seen: bool = False
+    hold: Open | None = None
+
+
+class Short(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What is missing.
+
+    Attributes:
+        needed: What the job needs, beyond what is held for it already, micro-SU.
+        free: What it could have, micro-SU.
+        what: Whose means are short: of the ``account``, of the ``user`` in it, the
+            ``share`` of it that one user's jobs may take, what of it may be held for those
+            that are ``unseen`` yet; or ``unknown`` where a myBRC server elsewhere should say.
+        wait_s: After how many seconds it can be tried again; 0 where that is not known.
+    """
+
+    needed: int
+    free: int
+    what: str = "account"
+    wait_s: int = 0
+
+
+class Placing(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A hold that is to be placed, or what one is to become.
+
+    Attributes:
+        account: Who pays.
+        payer: Whose allocations are drawn on.
+        needed: What the job needs altogether, micro-SU.
+        amount: What is held, beyond what it has already; of one that is moved all of it.
+        shares: Which allocations pay ``amount``.
+        quote: What it covers.
+        job: What was priced.
+        is_moved: Whether all of it is held anew, in this account.
+    """
+
+    account: str
+    payer: str
+    needed: int
+    amount: int
+    shares: Shares
+    quote: Quote
+    job: Description
+    is_moved: bool = False
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What is to be answered and done.
+
+    Attributes:
+        ok: Whether the job may be.
+        mode: What holds for it.
+        user: Whose job it is, by name.
+        account: Who is to pay; "" where nothing says so.
+        say: What its user is told.
+        qos: The QOS it is given instead.
+        partition: The partition it is given instead.
+        placing: The hold; None for none.
+        sibling: The hold that covers it already.
+        short: Why it is refused, or would be; "" if nothing speaks against it.
+        quote: What it may cost; None where that was not asked, or nobody can tell.
+        is_bound: Whether it must not take the account below its means.
+        is_alarming: Whether operators should know, since a rate is missing.
+    """
+
+    ok: bool
+    mode: Mode
+    user: str = ""
+    account: str = ""
+    say: str = ""
+    qos: str = ""
+    partition: str = ""
+    placing: Placing | None = None
+    sibling: Open | None = None
+    short: str = ""
+    quote: Quote | None = None
+    is_bound: bool = False
+    is_alarming: bool = False
+
+
+def refused(
+    case: Case, why: str, *, quote: Quote | None = None, is_alarming: bool = False
+) -> Decision:
+    """It cannot be paid: said to the user, or only noted where it is let in all the same."""
+    return Decision(
+        ok=case.free_pass,
+        mode=case.mode,
+        user=case.user,
+        account=case.account,
+        say="" if case.free_pass else why,
+        short=why,
+        quote=quote,
+        is_alarming=is_alarming,
+    )
+
+
+PATIENCE_S: Final = 20.0
+"""So long all that an account has free may be held for one user in vain, in seconds."""
+LOOK_S: Final = 10.0
+"""What is held in vain until the next look counts no more: the queue may not be to be seen."""
+_MOST_S: Final = 30.0
+_NEEDLESS_S: Final = 1.0
+
+
+class Doubts:
+    """What was held in vain, by who pays and whose questions they were.
+
+    It is reckoned in seconds that all that was free was held, and fades: on the average one
+    user holds less than half of their share in vain.
+
+    Args:
+        share: What a user in doubt may have held for jobs not shown yet, of what is free.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._vain: dict[tuple[str, int], tuple[float, int]] = {}
+
+    def add(self, payer: str, uid: int, vain_s: float, now_us: int) -> None:
+        """All that an account has free was held for nothing, for so many seconds."""
+        vain_s += self._left_s(payer, uid, now_us)
+        self._vain[payer, uid] = (min(vain_s, _MOST_S), now_us)
+
+    def most(self, payer: str, uid: int, free: int, now_us: int) -> int | None:
+        """How much may be held for jobs of a user that are not shown yet; None for no bound.
+
+        Args:
+            payer: Whose allocations are drawn on.
+            uid: The user.
+            free: What the payer has free, and what is held for such jobs of the user.
+            now_us: The time, µs since the epoch.
+        """
+        if not self._vain or self.wait_s(payer, uid, now_us) <= 0:
+            return None
+        return int(max(0, free) * self._share)
+
+    def wait_s(self, payer: str, uid: int, now_us: int) -> float:
+        """When a user is trusted again, in seconds; 0 for one who is."""
+        over_s = self._left_s(payer, uid, now_us) - PATIENCE_S
+        return max(0.0, over_s) / self._fades
+
+    def forget(self, now_us: int) -> None:
+        """Let go of what has faded."""
+        for payer, uid in list(self._vain):
+            if self._left_s(payer, uid, now_us) < _NEEDLESS_S:
+                del self._vain[payer, uid]
+
+    @property
+    def _fades(self) -> float:
+        # Less than who is in doubt may go on holding: a loop does not win trust by itself.
+        return self._share / 2
+
+    def _left_s(self, payer: str, uid: int, now_us: int) -> float:
+        vain_s, at_us = self._vain.get((payer, uid), (0.0, now_us))
+        return max(0.0, vain_s - (now_us - at_us) / 1e6 * self._fades)
+
+
+_MINUTES_A_DAY: Final = 1440
+_LONG_S: Final = 120
+_MOST_OTHERS: Final = 3
+"""Of accounts and of people that are named."""
+
+
+def text_of(purses: Purses, ground: Ground, case: Case, quote: Quote, short: Short) -> str:
+    """The lines that a user is shown."""
+    lines = [_first(ground, case, quote, short)]
+    if short.what == "unknown":
+        return "\n".join([*lines, _asked(purses, ground, case)])
+    lines += _standing(purses, ground, case, short)
+    lines += _assumed(ground, case, quote)
+    if ground.budget.is_spent():
+        return "\n".join(lines)  # slurmctld waits: what would fit is not looked for
+    fits = _fitting(ground, case, quote, short)
+    if fits:
+        lines.append(f"  What would fit: {fits}.")
+    elif short.what not in ("share", "unseen"):
+        lines += _elsewhere(purses, ground, case, quote)
+    return "\n".join(lines)
+
+
+def _first(ground: Ground, case: Case, quote: Quote, short: Short) -> str:
+    account = case.account
+    cost = show(quote.amount, ground.unit)
+    what = f"this job may cost {cost}"
+    if short.needed != quote.amount:
+        what = f"this change may cost {show(short.needed, ground.unit)} more ({cost} in all)"
+    free = show(max(0, short.free), ground.unit)
+    if short.what == "user":
+        return (
+            f"Steward: {what}, but user {case.user} has {free} left to spend in account {account}"
+        )
+    if short.what == "unknown":
+        return f"Steward: {what}, but what account {account} has is not known just now"
+    if short.what == "share":
+        return (
+            f"Steward: {what}, but only {free} more of account {account} may be held for one "
+            "user's jobs"
+        )
+    if short.what == "unseen":
+        return (
+            f"Steward: {what}, but jobs of yours were asked for again and again that Slurm then "
+            f"did not have (sbatch --test-only asks, too), so that only {free} more of account "
+            f"{account} may be held until Slurm shows their jobs: try again in {short.wait_s} s"
+        )
+    if short.free < 0:
+        return f"Steward: {what}, but account {account} is overdrawn"
+    return f"Steward: {what}, but account {account} has {free} free"
+
+
+def _standing(purses: Purses, ground: Ground, case: Case, short: Short) -> list[str]:
+    unit, account = ground.unit, case.account
+    means = purses.means(account, case.user, case.job.uid, case.now_us)
+    given = sum(one.total for one in purses.active(means.payer, case.now_us))
+    lines = []
+    if short.what == "user" and means.user_limit is not None:
+        lines.append(
+            f"  Of the limit of {show(means.user_limit, unit)}, {show(means.user_spent, unit)} "
+            f"are spent and {show(means.user_held, unit)} held for other jobs."
+        )
+    else:
+        paid = f" (paid by {means.payer})" if means.payer != account else ""
+        spent = f"{show(max(0, given - means.balance), unit)} spent, " if given else ""
+        owed = f", credit {show(means.credit, unit)}" if means.credit else ""
+        lines.append(
+            f"  Account {account}{paid}: {spent}balance {show(means.balance, unit)}, "
+            f"{show(means.held, unit)} held for other jobs{owed}."
+        )
+    if means.at_us:
+        lines.append(_asked(purses, ground, case))
+    following = purses.next_allocation(means.payer, case.now_us)
+    if following and short.what == "account":
+        begins = moment(following.begin_us).astimezone(ground.zone(case.cluster))
+        lines.append(
+            f"  The next allocation, {show(following.balance, unit)}, "
+            f"begins on {begins:%Y-%m-%d at %H:%M}."
+        )
+    return lines
+
+
+def _asked(purses: Purses, ground: Ground, case: Case) -> str:
+    """When the server elsewhere said what the account has."""
+    host = urlsplit(ground.bank.remote.url).hostname
+    at_us = purses.remote_at_us(case.account)
+    if not at_us:
+        return f"  {host} was not asked yet: try again in a minute."
+    at = moment(at_us).astimezone(ground.zone(case.cluster))
+    age_s = max(0, case.now_us - at_us) // 1_000_000
+    age = f"{age_s // 60} min" if age_s >= _LONG_S else f"{age_s} s"
+    return f"  {host} said what it has on {at:%Y-%m-%d at %H:%M:%S}, {age} ago."
+
+
+def _assumed(ground: Ground, case: Case, quote: Quote) -> list[str]:
+    """That the job gives no time limit, and what is reckoned with for that."""
+    estimator = ground.estimator(case.cluster)
+    is_given = case.is_change or case.job.time_limit_min is not None
+    if estimator is None or is_given or not quote.tres:
+        return []
+    part = estimator.picture.partitions.get(quote.partition)
+    seconds = None
+    if part is not None:
+        seconds = part.max_time_s if part.default_time_s is None else part.default_time_s
+    minutes = (ground.bank.default_time_s if seconds is None else seconds) // 60
+    clock = _clock(minutes)
+    return [f"  It gives no time limit, so {clock} are reckoned with: a shorter --time costs less."]
+
+
+def _elsewhere(purses: Purses, ground: Ground, case: Case, quote: Quote) -> list[str]:
+    """Where nothing smaller can be paid: which account of the user's can, and whom to ask."""
+    lines = []
+    for name in purses.accounts_of(case.user) if case.user else ():
+        if ground.budget.is_spent():
+            break
+        books = purses.accounts[name]
+        if name == case.account or books.closed:
+            continue
+        means = purses.means(name, case.user, case.job.uid, case.now_us)
+        left = means.available
+        if means.user_limit is not None:
+            left = min(left, means.user_limit - means.user_spent - means.user_held)
+        if left >= quote.amount:
+            lines.append(f"  Account {name} of yours can pay it (--account={name}).")
+        if len(lines) == _MOST_OTHERS:
+            break
+    account = purses.accounts.get(case.account)
+    payer = purses.accounts.get(purses.payer_of(case.account))
+    owners = (account.owners if account else ()) or (payer.owners if payer else ())
+    who = " or ".join(owners[:_MOST_OTHERS])
+    looks = "looks" if len(owners) == 1 else "look"
+    lines.append(
+        f"  For more of account {case.account} ask {who}, who {looks} after it."
+        if who
+        else f"  For more of account {case.account} ask those who run the cluster."
+    )
+    return lines
+
+
+def _fitting(ground: Ground, case: Case, quote: Quote, short: Short) -> str:
+    """The smaller request that could be paid; "" if there is none."""
+    estimator = ground.estimator(case.cluster)
+    free = quote.amount - short.needed + short.free
+    # Where only a cost was told there is no request that could be smaller.
+    if estimator is None or free <= 0 or not quote.tres:
+        return ""
+    ways = []
+    try:
+        minutes = estimator.longest(
+            case.job,
+            free,
+            moment(case.first_submit_us),
+            tasks=quote.tasks,
+            budget=ground.budget,
+        )
+    except NoEstimate:
+        minutes = None  # with another limit it would cost more than can be told
+    if minutes is not None and minutes > 0:
+        ways.append(f"a time limit of at most {_clock(minutes)} (--time={minutes})")
+    if quote.tasks > 1 and quote.per_task:
+        tasks = free // quote.per_task
+        if tasks:
+            ways.append(f"{tasks} of its {quote.tasks} tasks")
+    return ", or ".join(ways)
+
+
+def _clock(minutes: int) -> str:
+    days, rest = divmod(minutes, _MINUTES_A_DAY)
+    clock = f"{rest // 60:02}:{rest % 60:02}:00"
+    return f"{days}-{clock}" if days else clock
+
 
 FAR_US: Final = 15 * 60 * 1_000_000
 """A job that may not begin before is not held for yet, in µs."""

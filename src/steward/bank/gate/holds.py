@@ -15,11 +15,21 @@ from steward.bank.errors import BankError, NoEstimate, NoRate
 from steward.bank.estimate import is_like, merged, with_unshown
 from steward.bank.estimate.request_limits import LONGEST
 from steward.bank.gate import token
-from steward.bank.gate.case import Decision, Placing
-from steward.bank.gate.deciding import Deciding, of_hold
-from steward.bank.gate.doubts import Doubts
-from steward.bank.gate.ground import Ground, moment
-from steward.bank.gate.pending_changes import (
+from steward.bank.gate.admission import Deciding, Decision, Doubts, Placing, of_hold
+from steward.bank.gate.balances import Open, Purses
+from steward.bank.gate.policy import Ground, moment
+from steward.bank.gate.requests import (
+    VERSION,
+    Allowance,
+    Change,
+    Changes,
+    Claim,
+    GateFact,
+    Said,
+    Submit,
+)
+from steward.bank.gate.store import Store
+from steward.bank.gate.unconfirmed_changes import (
     MOST_CHANGES,
     MOST_DESCRIPTIONS,
     add_change,
@@ -32,18 +42,6 @@ from steward.bank.gate.pending_changes import (
     list_task_descriptions,
     set_limit,
 )
-from steward.bank.gate.purses import Open, Purses
-from steward.bank.gate.shapes import (
-    VERSION,
-    Allowance,
-    Change,
-    Changes,
-    Claim,
-    GateFact,
-    Said,
-    Submit,
-)
-from steward.bank.gate.store import Store
 from steward.bank.ledger import Refusal
 from steward.bank.money import show
 from steward.bank.records import Books, Description, Quote
