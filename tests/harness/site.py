@@ -20,7 +20,7 @@ from steward.core.incoming import stores_of
 from steward.slurm.settings import ClusterSettings
 
 if TYPE_CHECKING:
-    from steward.bank.ledger.opened import Ledger
+    from steward.bank.ledger.ledger import Ledger
 
 ROOT = Asker(uid=0, user="root")
 OWNER = Asker(uid=4000, user="olga")

@@ -7,7 +7,7 @@ import pytest
 from ledger.site import BY, DAY, NOON, Clock, account, allocation, charge, keyed
 from steward.bank.errors import BankError, BankUsage
 from steward.bank.ledger import NO_ACCOUNT, Account
-from steward.bank.ledger.opened import Ledger
+from steward.bank.ledger.ledger import Ledger
 from steward.bank.records import ModeRule, Rate
 from steward.core.timestamps import moment
 

@@ -18,7 +18,7 @@ from ledger.site import (
 )
 from steward.bank.errors import BankRefused, BankUsage
 from steward.bank.ledger import Account
-from steward.bank.ledger.opened import Ledger
+from steward.bank.ledger.ledger import Ledger
 from steward.bank.records import Share
 
 

@@ -11,7 +11,7 @@ import msgspec
 
 from ledger.site import BY, account, charge, keyed
 from steward.bank.ledger import open_ledger
-from steward.bank.ledger.opened import Ledger
+from steward.bank.ledger.ledger import Ledger
 from steward.core.config import Settings
 
 PATIENCE_S = 60.0

@@ -7,9 +7,9 @@ import pytest
 from ledger.site import BY, DAY, NOON, Clock, account
 from steward.bank.errors import BankUsage
 from steward.bank.ledger import Refusal, ToldJob, ToldTotals
-from steward.bank.ledger.leases import LeaseLost
-from steward.bank.ledger.lists import A_DAY
-from steward.bank.ledger.opened import Ledger
+from steward.bank.ledger.ledger import Ledger
+from steward.bank.ledger.outbox import LeaseLost
+from steward.bank.ledger.side_records import A_DAY
 
 
 class ListCases:

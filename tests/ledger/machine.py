@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from ledger.site import BY, DAY, Clock, account, charge, keyed
 from steward.bank.errors import BankRefused
 from steward.bank.ledger import open_ledger
-from steward.bank.ledger.opened import Ledger
+from steward.bank.ledger.ledger import Ledger
 from steward.bank.records import Charge, Share
 from steward.core.config import Settings
 

@@ -19,7 +19,7 @@ from ledger.site import (
 )
 from steward.bank.errors import BankRefused, BankUsage
 from steward.bank.ledger import By, StatementLine
-from steward.bank.ledger.opened import Ledger
+from steward.bank.ledger.ledger import Ledger
 from steward.bank.money import MOST
 
 

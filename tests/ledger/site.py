@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from steward.bank.ledger import Account, Allocation, By, open_ledger
-from steward.bank.ledger.opened import Ledger, Transaction
+from steward.bank.ledger.ledger import Ledger, Transaction
 from steward.bank.records import Charge, Share, Use
 from steward.bank.settings import BankSettings
 from steward.core.config import Settings

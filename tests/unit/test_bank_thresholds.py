@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from steward.bank.ledger import Account, By, open_ledger
-from steward.bank.ledger.opened import Ledger, Transaction
+from steward.bank.ledger.ledger import Ledger, Transaction
 from steward.bank.money import MICRO
 from steward.bank.notices import queue_threshold_notices, worst_threshold
 from steward.bank.records import Charge

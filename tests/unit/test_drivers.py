@@ -200,7 +200,7 @@ def test_a_ledger_without_its_driver_is_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     block(monkeypatch, drivers.POSTGRESQL)
-    monkeypatch.delitem(sys.modules, "steward.bank.ledger.patient", raising=False)
+    monkeypatch.delitem(sys.modules, "steward.bank.ledger.postgresql", raising=False)
     bank = BankSettings(enabled=True, database="postgresql://steward:secret@127.0.0.1:9/steward")
     with pytest.raises(LedgerUnavailable, match="psycopg is not installed") as caught:
         open_ledger(Settings(state_dir=str(tmp_path), bank=bank))

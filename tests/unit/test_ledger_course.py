@@ -8,7 +8,7 @@ import pytest
 
 from harness.ledger_place import empty, place
 from steward.bank.ledger import By, open_ledger
-from steward.bank.ledger.opened import Ledger
+from steward.bank.ledger.ledger import Ledger
 from steward.bank.ledger.records import Account
 from steward.bank.money import MICRO
 from steward.bank.records import Charge

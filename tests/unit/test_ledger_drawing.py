@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger.site import NOON
-from steward.bank.ledger.drawing import beyond, drawn, in_order_of_end, returned
+from steward.bank.ledger.allocations import beyond, drawn, in_order_of_end, returned
 from steward.bank.ledger.records import Allocation
 from steward.bank.records import Share
 

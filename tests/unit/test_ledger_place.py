@@ -21,9 +21,8 @@ from ledger.site import BY, NOON, Clock, account, allocation, charge, clock, led
 from steward.bank.errors import BankError, LedgerUnavailable
 from steward.bank.ledger import By, open_ledger
 from steward.bank.ledger.engine import Database, url_of
-from steward.bank.ledger.opened import Ledger
-from steward.bank.ledger.schema import MIGRATIONS, NEWEST
-from steward.bank.ledger.tables import metadata
+from steward.bank.ledger.ledger import Ledger
+from steward.bank.ledger.tables import MIGRATIONS, NEWEST, metadata
 from steward.bank.settings import BankSettings
 from steward.core.config import Settings
 from steward.core.errors import StewardError

@@ -23,7 +23,7 @@ from steward.slurm.settings import ClusterSettings
 from steward.slurm.users import People
 
 if TYPE_CHECKING:
-    from steward.bank.ledger.opened import Ledger
+    from steward.bank.ledger.ledger import Ledger
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from steward.extensions.mybrc.outbox import KIND, Told, told_change, told_hold
 from steward.extensions.mybrc.remote import Passing
 
 if TYPE_CHECKING:
-    from steward.bank.ledger.opened import Ledger
+    from steward.bank.ledger.ledger import Ledger
 
 NOW = datetime.now(UTC)
 

@@ -23,7 +23,7 @@ from steward.extensions.mybrc.wire import ApiError, JobSent
 from steward.slurm.users import People
 
 if TYPE_CHECKING:
-    from steward.bank.ledger.opened import Ledger
+    from steward.bank.ledger.ledger import Ledger
 
 SUBMITTED = datetime(2026, 3, 1, 10, tzinfo=UTC)
 

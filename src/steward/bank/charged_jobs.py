@@ -19,7 +19,7 @@ from steward.slurm.job_states import FINISHED, base_state
 if TYPE_CHECKING:
     from steward.bank.context import BankRoom, Rights
     from steward.bank.ledger import ChargeRow
-    from steward.bank.ledger.opened import Transaction
+    from steward.bank.ledger.ledger import Transaction
     from steward.jobs import Job
 
 

@@ -49,7 +49,7 @@ from steward.core.usage import RunFact
 from steward.slurm.job_states import FINISHED, base_state
 
 if TYPE_CHECKING:
-    from steward.bank.ledger.opened import Ledger, Transaction
+    from steward.bank.ledger.ledger import Ledger, Transaction
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from steward.slurm.times import TimeError, parse_time, zone_called
 if TYPE_CHECKING:
     from steward.bank.gate.client import GateLink
     from steward.bank.gate.requests import Means
-    from steward.bank.ledger.opened import Ledger, Transaction
+    from steward.bank.ledger.ledger import Ledger, Transaction
     from steward.jobs import Jobs
     from steward.slurm.cluster_model import Picture
 

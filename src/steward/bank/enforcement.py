@@ -32,7 +32,7 @@ from steward.slurm.tres import kind_of, parse_tres, requested_kinds
 
 if TYPE_CHECKING:
     from steward.bank.gate_sync import Live
-    from steward.bank.ledger.opened import Ledger
+    from steward.bank.ledger.ledger import Ledger
 
 
 STARTED: Final = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STAGE_OUT"})

@@ -25,8 +25,8 @@ from steward.slurm.cluster_model import Picture
 from steward.slurm.errors import SlurmError
 
 if TYPE_CHECKING:
-    from steward.bank.ledger.asides import Lease
-    from steward.bank.ledger.opened import Ledger
+    from steward.bank.ledger.ledger import Ledger
+    from steward.bank.ledger.records import Lease
 
 
 log = logging.getLogger(__name__)
@@ -174,7 +174,7 @@ class Live:
                 t.set_mark(_SECRET, known)
 
     def _renewed(self) -> "Lease | None":
-        from steward.bank.ledger.leases import LeaseLost
+        from steward.bank.ledger.outbox import LeaseLost
 
         leases = self._ledger.leases
         if self._lease is not None:

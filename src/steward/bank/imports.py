@@ -26,7 +26,7 @@ from steward.bank.rate_validation import check_rate, doubts, worded
 from steward.bank.records import Rate
 
 if TYPE_CHECKING:
-    from steward.bank.ledger.opened import Transaction
+    from steward.bank.ledger.ledger import Transaction
 
 
 _DIGEST: Final = 16

@@ -32,7 +32,7 @@ from steward.core.timestamps import micros, moment
 from steward.slurm.times import zone_called
 
 if TYPE_CHECKING:
-    from steward.bank.ledger.opened import Ledger, Transaction
+    from steward.bank.ledger.ledger import Ledger, Transaction
 
 
 log = logging.getLogger(__name__)

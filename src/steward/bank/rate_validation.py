@@ -15,7 +15,7 @@ from steward.bank import money
 from steward.bank.errors import BankUsage
 
 if TYPE_CHECKING:
-    from steward.bank.ledger.opened import Transaction
+    from steward.bank.ledger.ledger import Transaction
     from steward.bank.records import Factor, Rate
     from steward.slurm.cluster_model import Picture
 

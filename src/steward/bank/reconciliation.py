@@ -40,7 +40,7 @@ from steward.slurm.sacct import History, job_from_row
 from steward.slurm.users import People
 
 if TYPE_CHECKING:
-    from steward.bank.ledger.opened import Ledger, Transaction
+    from steward.bank.ledger.ledger import Ledger, Transaction
 
 
 SACCT: Final = "sacct"

@@ -13,7 +13,7 @@ from steward.core.events import Event
 from steward.core.extensions import load_offer, offers_of
 
 if TYPE_CHECKING:
-    from steward.bank.ledger.opened import Transaction
+    from steward.bank.ledger.ledger import Transaction
 
 
 GROUP: Final = "steward.remote_bank"

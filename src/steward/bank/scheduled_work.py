@@ -33,7 +33,7 @@ from steward.core.notifications import NotTaken
 from steward.core.timestamps import micros, moment
 
 if TYPE_CHECKING:
-    from steward.bank.ledger.opened import Ledger, Transaction
+    from steward.bank.ledger.ledger import Ledger, Transaction
 
 
 log = logging.getLogger(__name__)

@@ -30,7 +30,7 @@ from steward.extensions.jobacct_plugins import (
 
 if TYPE_CHECKING:
     from steward.bank.gate.client import GateLink
-    from steward.bank.ledger.opened import Ledger
+    from steward.bank.ledger.ledger import Ledger
     from steward.core.http_server import Timeouts
 
 

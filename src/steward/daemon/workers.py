@@ -60,7 +60,7 @@ def _needed(settings: Settings) -> Iterator[str]:
     yield "steward.reports.history.reader"
     yield "steward.accounting.job_page.page"
     if settings.bank.enabled:
-        yield "steward.bank.ledger.opened"
+        yield "steward.bank.ledger.ledger"
         yield "sqlalchemy.dialects.sqlite"
         yield "steward.bank.reconciliation"
 

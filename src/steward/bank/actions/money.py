@@ -18,7 +18,7 @@ from steward.core.access import Asker
 from steward.core.actions import Action, Request
 
 if TYPE_CHECKING:
-    from steward.bank.ledger.opened import Transaction
+    from steward.bank.ledger.ledger import Transaction
 
 
 _OPERATORS: Final = "move money"

@@ -16,7 +16,7 @@ from steward.core.timestamps import moment
 from steward.slurm.times import zone_called
 
 if TYPE_CHECKING:
-    from steward.bank.ledger.opened import Transaction
+    from steward.bank.ledger.ledger import Transaction
 
 
 _MOST_HOLDS: Final = 100_000

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from steward.bank.ledger.asides import Lease, OutboxItem, Refusal, Token, ToldJob, ToldTotals
 from steward.bank.ledger.records import (
     NO_ACCOUNT,
     Account,
@@ -21,10 +20,16 @@ from steward.bank.ledger.records import (
     Entry,
     Finding,
     Kind,
+    Lease,
     Member,
+    OutboxItem,
+    Refusal,
     Rollover,
     Statement,
     StatementLine,
+    Token,
+    ToldJob,
+    ToldTotals,
     Transfer,
     UsageRow,
 )
@@ -33,7 +38,7 @@ from steward.core.config import Settings
 from steward.core.events import utc_now
 
 if TYPE_CHECKING:
-    from steward.bank.ledger.opened import Ledger
+    from steward.bank.ledger.ledger import Ledger
 
 __all__ = [
     "NO_ACCOUNT",
@@ -77,6 +82,6 @@ def open_ledger(settings: Settings, now: Callable[[], datetime] = utc_now) -> "L
         SqliteError: The file cannot be used as it is.
     """
     from steward.bank.ledger.engine import Database, url_of
-    from steward.bank.ledger.opened import Ledger
+    from steward.bank.ledger.ledger import Ledger
 
     return Ledger(Database(url_of(settings)), now)

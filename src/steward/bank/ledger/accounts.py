@@ -8,8 +8,8 @@ import msgspec
 from sqlalchemy import Row, func, insert, select, update
 
 from steward.bank.errors import BankUsage, NotInBank
+from steward.bank.ledger.postings import Session, asking, clean
 from steward.bank.ledger.records import Account, By, Member
-from steward.bank.ledger.session import Session, asking, clean
 from steward.bank.ledger.tables import account, member, pot
 from steward.bank.money import MOST
 from steward.core.timestamps import micros, moment

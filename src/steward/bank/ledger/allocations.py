@@ -1,18 +1,95 @@
 """Allocations: money that an account can draw on from one day to another."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from sqlalchemy import Row, func, insert, or_, select, update
 
 from steward.bank.errors import BankUsage, NotInBank
 from steward.bank.ledger.accounts import Accounts
-from steward.bank.ledger.records import Account, Allocation, By, Rollover
-from steward.bank.ledger.session import Session, asking, checked_amount, clean
-from steward.bank.ledger.tables import ISSUED, pot
+from steward.bank.ledger.postings import Moves, Session, asking, checked_amount, clean
+from steward.bank.ledger.records import Account, Allocation, By, Rollover, Transfer
+from steward.bank.ledger.tables import EXPIRED, ISSUED, pot
+from steward.bank.records import Share
 from steward.core.timestamps import micros, moment
+
+_NEVER: Final = 2**63
+
+
+def in_order_of_end(allocations: Iterable[Allocation]) -> list[Allocation]:
+    """Allocations as they are drawn on: those that end first go first, the open-ended one last."""
+    return sorted(allocations, key=_order)
+
+
+def _order(allocation: Allocation) -> tuple[float, int]:
+    end = allocation.end
+    return (_NEVER if end is None else end.timestamp(), allocation.number)
+
+
+def drawn(
+    amount: int,
+    allocations: Sequence[Allocation],
+    shares: Sequence[Share] = (),
+    already: Mapping[int, int] | None = None,
+) -> dict[int, int]:
+    """What each allocation pays of an amount.
+
+    First those named in ``shares``, as far as they are held for it and there is something in
+    them; then the others in the order of their end; what is still missing takes the open-ended
+    one below zero.
+
+    Args:
+        amount: To be paid.
+        allocations: All that may pay, the open-ended one among them.
+        shares: Which are to pay first, and how much.
+        already: What each has paid of its share before.
+    """
+    ordered = in_order_of_end(allocations)
+    left = {each.number: max(each.balance, 0) for each in ordered}
+    taken: dict[int, int] = {}
+
+    def take(number: int, most: int) -> None:
+        nonlocal amount
+        part = min(amount, most, left.get(number, 0))
+        if part > 0:
+            taken[number] = taken.get(number, 0) + part
+            left[number] -= part
+            amount -= part
+
+    for share in shares:
+        take(share.allocation, share.amount - (already or {}).get(share.allocation, 0))
+    for each in ordered:
+        take(each.number, amount)
+    if amount:
+        open_ended = ordered[-1].number
+        taken[open_ended] = taken.get(open_ended, 0) + amount
+    return taken
+
+
+def returned(
+    amount: int, paid: Mapping[int, int], allocations: Sequence[Allocation]
+) -> dict[int, int]:
+    """What each allocation gets back of an amount that it paid: the last that was drawn first.
+
+    Args:
+        amount: To be given back; no more than was paid.
+        paid: What each has paid.
+        allocations: At least those that have.
+    """
+    given: dict[int, int] = {}
+    for each in reversed(in_order_of_end(allocations)):
+        part = min(amount, paid.get(each.number, 0))
+        if part > 0:
+            given[each.number] = part
+            amount -= part
+    return given
+
+
+def beyond(balance: int, credit: int) -> int:
+    """How far an open-ended allocation is below what its account may owe."""
+    return max(0, -balance - credit)
 
 
 class Allocations:
@@ -218,3 +295,64 @@ def _allocation(row: "Row[Any]") -> Allocation:
         balance=row.balance,
         given=row.given,
     )
+
+
+def expire(
+    session: Session,
+    allocations: Allocations,
+    moves: Moves,
+    by: By,
+    kept: Mapping[int, int],
+) -> list[Transfer]:
+    """Empty the allocations that have ended: what is left expires, or moves on.
+
+    Args:
+        session: The transaction.
+        allocations: The allocations in it.
+        moves: The transfers in it.
+        by: Who does it; ``by.at`` is the present.
+        kept: By allocation, what jobs that started on it may still need: that stays, to be
+            emptied when they have ended.
+    """
+    now_us = micros(session.now(by))
+    ended = select(pot.c.number).where(pot.c.end_us <= now_us, pot.c.balance > 0)
+    made: list[Transfer] = []
+    # What moves on into an allocation that has ended as well moves on with what is in that.
+    waiting = {row.number for row in session.rows(ended)}
+    while waiting:
+        each = allocations.needed(list(waiting))[0]
+        waiting.remove(each.number)
+        amount = each.balance - max(0, kept.get(each.number, 0))
+        if amount <= 0:
+            continue
+        target = _next(each, allocations.of(each.account, ended=True))
+        made.append(_emptied(moves, by, each, amount, target))
+        if target is not None and target.end is not None and micros(target.end) <= now_us:
+            waiting.add(target.number)
+    return made
+
+
+def _emptied(
+    moves: Moves, by: By, ended: Allocation, amount: int, target: Allocation | None
+) -> Transfer:
+    why, where = f"allocation {ended.number} has ended", EXPIRED
+    if target is not None:
+        why, where = f"{why}: on to {target.number}", target.number
+    return moves.move(
+        "expire" if target is None else "rollover",
+        By(who=by.who, at=by.at),
+        {ended.number: -amount, where: amount},
+        why=f"{by.why}: {why}" if by.why else why,
+        about=ended.account,
+    )
+
+
+def _next(ended: Allocation, others: Sequence[Allocation]) -> Allocation | None:
+    """Where what is left moves on to: the next that begins, of those that end later."""
+    if ended.rollover != "next" or ended.end is None:
+        return None
+    later = [each for each in others if each.end is not None and each.end > ended.end]
+    if later:
+        return min(later, key=lambda each: (each.begin, each.number))
+    # Nothing follows yet: what is to move on must not be lost meanwhile.
+    return next((each for each in others if each.end is None), None)

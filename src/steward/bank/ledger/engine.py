@@ -228,7 +228,7 @@ def _begun_in_turn(connection: Any) -> bool:
 
 def _postgresql_engine(url: URL, patience_s: float) -> Engine:
     try:
-        from steward.bank.ledger.patient import connect
+        from steward.bank.ledger.postgresql import connect
     except ImportError as error:
         shown = url.render_as_string(hide_password=True)
         raise LedgerUnavailable(

@@ -7,8 +7,8 @@ import msgspec
 from sqlalchemy import delete, func, insert, select
 
 from steward.bank.errors import BankUsage
+from steward.bank.ledger.postings import Session, asking, clean
 from steward.bank.ledger.records import By
-from steward.bank.ledger.session import Session, asking, clean
 from steward.bank.ledger.tables import mode, rate
 from steward.bank.records import Mode, ModeRule, Rate, Rules
 from steward.core.timestamps import micros

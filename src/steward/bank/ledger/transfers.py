@@ -10,13 +10,10 @@ from typing import Final
 
 from steward.bank.errors import BankRefused
 from steward.bank.ledger.accounts import Accounts
-from steward.bank.ledger.allocations import Allocations, takes_money
+from steward.bank.ledger.allocations import Allocations, expire, in_order_of_end, takes_money
 from steward.bank.ledger.charges import Charges
-from steward.bank.ledger.drawing import in_order_of_end
-from steward.bank.ledger.expiring import expire
-from steward.bank.ledger.moving import Moves
+from steward.bank.ledger.postings import Moves, Session, asking, checked_amount, clean
 from steward.bank.ledger.records import Account, By, Transfer
-from steward.bank.ledger.session import Session, asking, checked_amount, clean
 from steward.bank.ledger.tables import ADJUSTED, ISSUED, USAGE
 
 _NOTHING: Final[Mapping[int, int]] = MappingProxyType({})
@@ -156,7 +153,7 @@ class Transfers(Moves):
         return self._charges.refund(key, by, amount)
 
     def expire(self, by: By, *, kept: Mapping[int, int] = _NOTHING) -> list[Transfer]:
-        """Empty the allocations that have ended; see ``steward.bank.ledger.expiring``.
+        """Empty the allocations that have ended; see ``steward.bank.ledger.allocations``.
 
         Args:
             by: Who does it; ``by.at`` is the present.

@@ -32,7 +32,7 @@ from litestar.openapi.spec import (
 )
 from litestar.params import FromPath, QueryParameter, RawBody
 
-from steward.bank.ledger.opened import Ledger
+from steward.bank.ledger.ledger import Ledger
 from steward.core.errors import StewardError, Unavailable
 from steward.extensions.mybrc import answers
 from steward.extensions.mybrc.answers import Affording, Filters, Teller, amount_filter, links

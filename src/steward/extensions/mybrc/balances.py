@@ -34,7 +34,7 @@ from steward.slurm.users import People
 
 if TYPE_CHECKING:
     from steward.bank.gate.client import GateLink
-    from steward.bank.ledger.opened import Ledger, Transaction
+    from steward.bank.ledger.ledger import Ledger, Transaction
 
 log = logging.getLogger(__name__)
 

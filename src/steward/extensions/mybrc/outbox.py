@@ -29,7 +29,7 @@ from steward.slurm.job_states import base_state
 from steward.slurm.users import People
 
 if TYPE_CHECKING:
-    from steward.bank.ledger.opened import Ledger, Transaction
+    from steward.bank.ledger.ledger import Ledger, Transaction
 
 
 KIND: Final = "mybrc"

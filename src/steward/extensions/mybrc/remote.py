@@ -24,7 +24,7 @@ from steward.extensions.mybrc.outbox import KIND, Message, Noticing, Owners, Tol
 from steward.extensions.mybrc.wire import RemoteFailed, RemoteRejected, RemoteUnavailable
 
 if TYPE_CHECKING:
-    from steward.bank.ledger.opened import Ledger, Transaction
+    from steward.bank.ledger.ledger import Ledger, Transaction
 
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from steward.core.files import replacing
 from steward.extensions.mybrc.wire import ApiError
 
 if TYPE_CHECKING:
-    from steward.bank.ledger.opened import Ledger
+    from steward.bank.ledger.ledger import Ledger
 
 
 _KIND: Final = "scrypt"

@@ -1,1 +1,1 @@
-"""The ledger's schema, version by version; see ``steward.bank.ledger.schema``."""
+"""The ledger's schema, version by version; see ``steward.bank.ledger.tables``."""

@@ -1,4 +1,4 @@
-"""Runs the migrations on the connection that ``steward.bank.ledger.schema`` hands over."""
+"""Runs the migrations on the connection that ``steward.bank.ledger.tables`` hands over."""
 
 from alembic import context
 

@@ -1,7 +1,8 @@
 """What people ask of the ledger: balances, statements, and what was used by whom."""
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
 from typing import Any, Final
 
 import msgspec
@@ -10,11 +11,25 @@ from sqlalchemy import Row, Select, and_, case, func, literal, or_, select, unio
 from steward.bank.errors import BankUsage
 from steward.bank.ledger.accounts import Accounts
 from steward.bank.ledger.allocations import Allocations
-from steward.bank.ledger.quarters import day_of, quarter_of
-from steward.bank.ledger.records import Statement, StatementLine, UsageRow
-from steward.bank.ledger.session import SPENDING, Session, clean
-from steward.bank.ledger.tables import act, charge, entry, pot
+from steward.bank.ledger.postings import SPENDING, Session, clean
+from steward.bank.ledger.records import Account, CourseDay, Statement, StatementLine, UsageRow
+from steward.bank.ledger.tables import act, charge, entry, member, pot
+from steward.bank.records import AccountBooks, AllocationBooks, Books, UserBooks
 from steward.core.timestamps import micros, moment
+
+_QUARTER_US: Final = 900_000_000
+"""No zone's days begin within a quarter of an hour."""
+
+
+def quarter_of(at_us: Any) -> Any:
+    """The quarter of an hour that a column's moments are in, to group by: its number."""
+    return at_us // _QUARTER_US
+
+
+def day_of(quarter: int, zone: tzinfo) -> date:
+    """The day that a quarter of an hour is of, in a zone."""
+    return moment(quarter * _QUARTER_US).astimezone(zone).date()
+
 
 _AT_ONCE: Final = 500
 
@@ -290,3 +305,156 @@ def _months(first: datetime, last: datetime, zone: tzinfo) -> list[tuple[str, da
         found.append((f"{start:%Y-%m}", start.astimezone(UTC)))
         start = (start + timedelta(days=31)).replace(day=1)
     return found
+
+
+class Course:
+    """Questions about the past of an account's money.
+
+    Args:
+        session: The transaction.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def days(
+        self, allocations: Sequence[int], begin: datetime, end: datetime, zone: tzinfo
+    ) -> list[CourseDay]:
+        """What was in allocations at the end of each day, and what was spent of it that day.
+
+        Args:
+            allocations: Their numbers.
+            begin: In the first day.
+            end: In the last day, whose end it stands for.
+            zone: The zone that days are cut in.
+        """
+        first = begin.astimezone(zone).date()
+        midnight = datetime.combine(first, time(), zone).astimezone(UTC)
+        moved = self._moved(allocations, midnight, end)
+        balance = self._before(allocations, midnight)
+        found, day, place = [], first, 0
+        while day <= end.astimezone(zone).date():
+            morrow = day + timedelta(days=1)
+            until = quarter_of(micros(datetime.combine(morrow, time(), zone)))
+            spent = 0
+            while place < len(moved) and moved[place][0] < until:
+                balance += moved[place][1]
+                spent += moved[place][2]
+                place += 1
+            found.append(CourseDay(day=day.isoformat(), balance=balance, spent=-spent))
+            day = morrow
+        return found
+
+    def _before(self, allocations: Sequence[int], at: datetime) -> int:
+        chosen = (
+            select(func.sum(entry.c.amount))
+            .join(act, act.c.number == entry.c.act)
+            .where(entry.c.pot.in_(allocations), act.c.at_us < micros(at))
+        )
+        return int(self._session.value(chosen) or 0)
+
+    def _moved(
+        self, allocations: Sequence[int], begin: datetime, end: datetime
+    ) -> list[tuple[int, int, int]]:
+        """What moved in each quarter of an hour, and what of it was spent on jobs."""
+        quarter = quarter_of(act.c.at_us).label("quarter")
+        spent = case((act.c.kind.in_(SPENDING), entry.c.amount), else_=0)
+        chosen = (
+            select(
+                quarter, func.sum(entry.c.amount).label("amount"), func.sum(spent).label("spent")
+            )
+            .select_from(act)
+            .join(entry, entry.c.act == act.c.number)
+            .join(pot, pot.c.number == entry.c.pot)
+            .where(pot.c.number.in_(allocations))
+            .where(act.c.at_us >= micros(begin), act.c.at_us < micros(end))
+            .group_by(quarter)
+            .order_by(quarter)
+        )
+        return [
+            (int(row.quarter), int(row.amount), int(row.spent))
+            for row in self._session.rows(chosen)
+        ]
+
+
+def books(session: Session, accounts: Accounts, after_seq: int) -> Books:
+    """The accounts that have changed after a position; all of them for 0.
+
+    All of them also where the position is ahead of the ledger, which then is an older
+    one that was put back.
+    """
+    session.show_touched()
+    whole = after_seq <= 0 or after_seq > session.seq
+    known = {each.name: each for each in accounts.changed(0 if whole else after_seq)}
+    wanted = [each for each in known.values() if each.known]
+    _add_payers(known, accounts)
+    made = Books(
+        seq=session.seq,
+        accounts=tuple(_with_money(session, wanted, known)),
+        whole=whole,
+    )
+    return made if whole else msgspec.structs.replace(made, after=after_seq)
+
+
+def _add_payers(known: dict[str, Account], accounts: Accounts) -> None:
+    """Add the accounts that others draw on, as far up as money is drawn."""
+    missing = list(known.values())
+    while missing:
+        each = missing.pop()
+        if each.draws_on_parent and each.parent not in known:
+            above = accounts.get(each.parent)
+            if above is not None:
+                known[above.name] = above
+                missing.append(above)
+
+
+def _with_money(
+    session: Session, wanted: list[Account], known: dict[str, Account]
+) -> list[AccountBooks]:
+    allocations: dict[str, list[AllocationBooks]] = defaultdict(list)
+    users: dict[str, list[UserBooks]] = defaultdict(list)
+    now_us = micros(session.now())
+    for start in range(0, len(wanted), _AT_ONCE):
+        names = [each.name for each in wanted[start : start + _AT_ONCE]]
+        # Of those that have ended only what is not emptied yet: started jobs may draw on it.
+        live = or_(pot.c.end_us.is_(None), pot.c.end_us > now_us, pot.c.balance != 0)
+        pots = select(pot).where(pot.c.account.in_(names), live)
+        for row in session.rows(pots.order_by(pot.c.end_us.is_(None), pot.c.end_us, pot.c.number)):
+            allocations[row.account].append(_allocation(row))
+        members = select(member).where(member.c.account.in_(names))
+        for row in session.rows(members.order_by(member.c.name)):
+            if row.listed or not known[row.account].only_listed:
+                users[row.account].append(
+                    UserBooks(name=row.name, limit=row.limit_amount, spent=row.spent)
+                )
+    return [
+        AccountBooks(
+            name=each.name,
+            payer=_payer(each, known),
+            credit=each.credit,
+            closed=each.closed,
+            allocations=tuple(allocations[each.name]),
+            users=tuple(users[each.name]),
+            only_listed=each.only_listed,
+            owners=tuple(each.owners),
+        )
+        for each in wanted
+    ]
+
+
+def _allocation(row: "Row[Any]") -> AllocationBooks:
+    return AllocationBooks(
+        number=row.number,
+        balance=row.balance,
+        begin_us=row.begin_us,
+        end_us=row.end_us or 0,
+        total=row.given,
+    )
+
+
+def _payer(each: Account, known: dict[str, Account]) -> str:
+    passed = set()
+    while each.draws_on_parent and each.parent in known and each.name not in passed:
+        passed.add(each.name)
+        each = known[each.parent]
+    return each.name

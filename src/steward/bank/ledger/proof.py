@@ -9,11 +9,11 @@ from typing import Any, Final
 import sqlalchemy
 from sqlalchemy import Row, and_, case, func, or_, select
 
+from steward.bank.ledger.postings import SPENDING, Session
 from steward.bank.ledger.records import Finding
-from steward.bank.ledger.schema import NEWEST, revision_of
-from steward.bank.ledger.session import SPENDING, Session
 from steward.bank.ledger.tables import (
     FOR_EVER,
+    NEWEST,
     account,
     act,
     charge,
@@ -21,6 +21,7 @@ from steward.bank.ledger.tables import (
     entry,
     member,
     pot,
+    revision_of,
     settlement,
     state,
 )

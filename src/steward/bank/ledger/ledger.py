@@ -4,24 +4,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 
-from steward.bank.ledger import leases
+from steward.bank.ledger import outbox
 from steward.bank.ledger.accounts import Accounts
 from steward.bank.ledger.allocations import Allocations
-from steward.bank.ledger.asides import Lease
-from steward.bank.ledger.books import books
 from steward.bank.ledger.charges import Charges
-from steward.bank.ledger.checking import check
-from steward.bank.ledger.course import Course
 from steward.bank.ledger.engine import Database
-from steward.bank.ledger.leases import Leases
-from steward.bank.ledger.lists import Refusals, RemoteHolds, Tokens, Told
-from steward.bank.ledger.moving import Moves
-from steward.bank.ledger.queues import Outbox, Places, Settlements, Thresholds
+from steward.bank.ledger.outbox import Leases, Outbox, Places, Settlements, Thresholds
+from steward.bank.ledger.postings import Moves, Session
+from steward.bank.ledger.proof import check
+from steward.bank.ledger.queries import Course, Reading, books
 from steward.bank.ledger.rates import Modes, Rates, rules
-from steward.bank.ledger.reading import Reading
-from steward.bank.ledger.records import Finding
-from steward.bank.ledger.schema import bring_up_to_date
-from steward.bank.ledger.session import Session
+from steward.bank.ledger.records import Finding, Lease
+from steward.bank.ledger.side_records import Refusals, RemoteHolds, Tokens, Told
+from steward.bank.ledger.tables import bring_up_to_date
 from steward.bank.ledger.transfers import Transfers
 from steward.bank.records import Books, Rules
 
@@ -82,7 +77,7 @@ class Transaction:
         return rules(self._session, self.rates, self.modes)
 
     def check(self) -> list[Finding]:
-        """Prove the ledger; see ``steward.bank.ledger.checking``."""
+        """Prove the ledger; see ``steward.bank.ledger.proof``."""
         return check(self._session)
 
 
@@ -137,7 +132,7 @@ class Ledger:
         with self._database.writing() as connection:
             session = Session(connection, self._now, writing=True)
             if lease is not None:
-                leases.check(connection, lease)
+                outbox.check(connection, lease)
             yield Transaction(session)
             session.flush()
 

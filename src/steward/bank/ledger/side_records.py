@@ -5,9 +5,9 @@ from typing import Any, Final
 
 from sqlalchemy import Row, delete, func, select
 
-from steward.bank.ledger.asides import Refusal, Token, ToldJob, ToldTotals
-from steward.bank.ledger.queues import put
-from steward.bank.ledger.session import Session, clean
+from steward.bank.ledger.outbox import put
+from steward.bank.ledger.postings import Session, clean
+from steward.bank.ledger.records import Refusal, Token, ToldJob, ToldTotals
 from steward.bank.ledger.tables import refusal, remote_hold, token, told
 from steward.core.timestamps import micros, moment
 
