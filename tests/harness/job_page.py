@@ -8,7 +8,7 @@ import msgspec
 from steward.accounting.job_page.page import run_part
 from steward.accounting.job_page.requests import PageAnswer, RunPart
 from steward.accounting.settings import NotesSettings
-from steward.cli.drawing import ASCII, Pens, plain
+from steward.cli.charts import ASCII, Pens, plain
 from steward.cli.job import rows_of
 from steward.core.records import JobRecord, Line
 from steward.core.usage import StepEnd, StepStart, StepUsage, TaskUsage

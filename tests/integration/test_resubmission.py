@@ -73,7 +73,7 @@ ASK = """
 import sys
 from steward.archive.requests import ShowRequest
 from steward.cli.options import Place
-from steward.client.asking import action, call
+from steward.client.calls import action, call
 for job in sys.argv[2:]:
     request = ShowRequest(job=job, sbatch=True)
     answer = call(Place(socket=sys.argv[1]), action("archive.show"), request)

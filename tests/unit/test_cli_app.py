@@ -12,9 +12,8 @@ from typing import Any, get_args
 import pytest
 import typer
 
-from steward.cli.app import Root, run
-from steward.cli.archive import ArchiveGroup
-from steward.cli.lazy import Entry, LazyGroup, load
+from steward.cli.app import ArchiveGroup, Root, run
+from steward.cli.groups import Entry, LazyGroup, load
 
 GROUPS: list[type[LazyGroup]] = [Root, ArchiveGroup]
 ENTRIES = [(group, entry) for group in GROUPS for entry in group.entries]

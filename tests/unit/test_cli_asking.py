@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from steward.cli.app import run
-from steward.cli.asking import Asked, asking, asking_columns, taking
-from steward.cli.lazy import Entry, load
+from steward.cli.groups import Entry, load
+from steward.cli.options import Asked, asking, asking_columns, with_options
 
 Name = Annotated[str, typer.Argument(metavar="NAME")]
 Size = Annotated[int, typer.Option("--size")]
@@ -21,7 +21,7 @@ def _thing(context: typer.Context, name: Name, size: Size = 3) -> tuple[str, int
 
 
 @asking
-@taking(_thing)
+@with_options(_thing)
 def made(
     thing: tuple[str, int, bool],
     asked: Asked,

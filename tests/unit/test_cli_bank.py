@@ -22,7 +22,7 @@ from steward.bank.money import MICRO
 from steward.bank.notices import OUTBOX, Notice
 from steward.bank.rate_validation import worded
 from steward.bank.records import Factor
-from steward.cli.bank_rate_options import factors_of, permille, times, weights
+from steward.cli.bank_rates import factors_of, permille, times, weights
 from steward.core.errors import UsageError
 from steward.core.printable import no_formula
 from steward.extensions.mybrc.outbox import Told, told_change
@@ -223,8 +223,8 @@ def test_what_needs_the_gate_says_so(bank: Any) -> None:
 
 
 def test_help_is_there_for_every_command() -> None:
-    from steward.cli.bank import AccountGroup, AllocationGroup, BankGroup, RateGroup, UserGroup
-    from steward.cli.lazy import load
+    from steward.cli.app import AccountGroup, AllocationGroup, BankGroup, RateGroup, UserGroup
+    from steward.cli.groups import load
 
     for group in (BankGroup, AccountGroup, UserGroup, AllocationGroup, RateGroup):
         for entry in group.entries:

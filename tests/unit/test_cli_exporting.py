@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.archive.requests import ExportFile, JobLine
-from steward.cli.exporting import FORMATS, ExportError, checked_path, target_of
+from steward.cli.export_target import FORMATS, ExportError, checked_path, target_of
 
 AT = datetime(2026, 3, 5, 12, 0, tzinfo=UTC)
 TARS = [kind for kind in FORMATS if kind != "dir"]

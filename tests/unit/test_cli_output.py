@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steward.cli import options, output
-from steward.cli.output import Column, Style
+from steward.cli.output import Column, Style, print_facts, print_json, print_table
 from steward.core.errors import UsageError
 
 COLUMNS = [
@@ -22,7 +22,7 @@ ROWS = [("first", 1, "x"), ("second one", 23, "y|z")]
 def printed(
     capsys: pytest.CaptureFixture[str], style: Style, rows: list[tuple[str, int, str]] = ROWS
 ) -> str:
-    output.print_table(COLUMNS, rows, style)
+    print_table(COLUMNS, rows, style)
     return capsys.readouterr().out
 
 
@@ -58,7 +58,7 @@ def test_no_name_forges_a_row_or_a_field(rows: list[tuple[str, int, str]]) -> No
     with pytest.MonkeyPatch.context() as patch:
         written: list[str] = []
         patch.setattr("sys.stdout", Writer(written))
-        output.print_table(COLUMNS, rows, Style(parsable=True))
+        print_table(COLUMNS, rows, Style(parsable=True))
     lines = "".join(written).split("\n")
     assert len(lines) == len(rows) + 2
     assert all(line.isprintable() and line.count("|") == 2 for line in lines[:-1])
@@ -90,21 +90,21 @@ def test_letters_that_an_encoding_lacks_are_escapes_and_columns_stay_straight(
 ) -> None:
     data = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(data, encoding, write_through=True))
-    output.print_table(COLUMNS, [("é漢", 1, ""), ("x", 2, "")], Style(header=False))
-    output.print_facts([("Name", "é漢")])
+    print_table(COLUMNS, [("é漢", 1, ""), ("x", 2, "")], Style(header=False))
+    print_facts([("Name", "é漢")])
     width = len(shown)
     assert data.getvalue().decode(encoding) == f"{shown}  1K\n{'x':{width}}  2K\nName  {shown}\n"
 
 
 def test_json_carries_everything_as_it_is(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
-    output.print_json({"name": "a\nb\x1b|é"})
+    print_json({"name": "a\nb\x1b|é"})
     out = capsysbinary.readouterr().out
     assert msgspec.json.decode(out) == {"name": "a\nb\x1b|é"}
     assert out.count(b"\n") == 1
 
 
 def test_facts_leave_out_what_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
-    output.print_facts([("Job", "7"), ("Account", ""), ("Name", "a\x1b[0m")])
+    print_facts([("Job", "7"), ("Account", ""), ("Name", "a\x1b[0m")])
     assert capsys.readouterr().out == " Job  7\nName  a\\x1b[0m\n"
 
 

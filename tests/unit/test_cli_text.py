@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.cli.text import decode, safe, safe_lines, size
+from steward.cli.output import decode, size
+from steward.core.printable import safe, safe_lines
 
 hostile = st.text(st.characters()) | st.text("\x1b\x07\x9b\u202e\u2028\ud800\r\n\t|\\a")
 

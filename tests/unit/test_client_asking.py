@@ -11,11 +11,10 @@ import pytest
 import typer
 
 from harness.socket import LIMITS, Done, Question, Step, Told, registry, serving
-from steward.cli import options
-from steward.client import ClientError, DaemonAway, asking, here
-from steward.client.asking import choose
-from steward.client.here import local
-from steward.client.place import Place
+from steward.cli.options import Archive, Config, Socket
+from steward.client import ClientError, DaemonAway, calls, places
+from steward.client.calls import choose
+from steward.client.places import Place, local
 from steward.client.sockets import remote
 from steward.core.errors import Refused, StewardError, UsageError
 
@@ -117,9 +116,9 @@ def test_a_controller_says_that_it_keeps_no_archive(tmp_path: Path) -> None:
         f'state_dir = "{tmp_path}"\n[cluster.c]\nspool = "/spool"\n[forward]\nto = "elsewhere:1"\n'
     )
     for name in ("archive.list", "archive.sinks"):
-        asked = asking.action(name)
+        asked = calls.action(name)
         with pytest.raises(UsageError, match="a controller keeps no archive"):
-            asking.call(Place(config=str(path)), asked, asked.request())
+            calls.call(Place(config=str(path)), asked, asked.request())
 
 
 def test_an_archive_without_settings_is_none(tmp_path: Path) -> None:
@@ -139,8 +138,8 @@ def no_host_files(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory that all users can read, with all the configuration that this host has."""
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)
-        monkeypatch.setattr(here, "DEFAULT_PATH", f"{directory}/steward.toml")
-        monkeypatch.setattr(here, "CLIENT_PATH", f"{directory}/client.toml")
+        monkeypatch.setattr(places, "DEFAULT_PATH", f"{directory}/steward.toml")
+        monkeypatch.setattr(places, "CLIENT_PATH", f"{directory}/client.toml")
         yield Path(directory)
 
 
@@ -186,9 +185,7 @@ def named(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Place]:
         told: list[Place] = []
 
         @app.command()
-        def ask(
-            config: options.Config = "", socket: options.Socket = "", archive: options.Archive = ""
-        ) -> None:
+        def ask(config: Config = "", socket: Socket = "", archive: Archive = "") -> None:
             told.append(Place(config=config, socket=socket, archive=archive))
 
         for place, variable in PLACES.items():

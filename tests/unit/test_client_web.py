@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from steward.client import Client, here
-from steward.client.asking import action, where
-from steward.client.place import Place, Web
+from steward.client import Client, places
+from steward.client.calls import where
+from steward.client.places import Place, Web
 from steward.client.web import over_https, token_of
 from steward.core.errors import UsageError
+from steward.daemon.registry import action
 
 URL = "https://steward.example.org"
 
@@ -19,8 +20,8 @@ def nothing_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("STEWARD_URL", "STEWARD_TOKEN", "STEWARD_MUNGE_SOCKET"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(here, "CLIENT_PATH", str(tmp_path / "client.toml"))
-    monkeypatch.setattr(here, "DEFAULT_PATH", str(tmp_path / "steward.toml"))
+    monkeypatch.setattr(places, "CLIENT_PATH", str(tmp_path / "client.toml"))
+    monkeypatch.setattr(places, "DEFAULT_PATH", str(tmp_path / "steward.toml"))
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def test_what_is_not_there_is_not_found(name: str) -> None:
 def test_who_asks_for_one_thing_imports_no_other_room() -> None:
     lines = (
         "import sys",
-        "from steward.client.asking import action",
+        "from steward.client.calls import action",
         "action('archive.list')",
         "print(*sys.modules)",
     )

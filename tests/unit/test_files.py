@@ -12,8 +12,7 @@ from steward.admin.backup.archive import BackupUnavailable, writing
 from steward.admin.plugins.installation import make_directory, replace
 from steward.archive.errors import ArchiveError
 from steward.archive.files.tree import Tree
-from steward.cli.exporting import ExportError
-from steward.cli.unfinished import Unfinished
+from steward.cli.export_target import ExportError, Unfinished
 from steward.core.files import UnsafePath, open_directory, replacing
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root is led by others' links")

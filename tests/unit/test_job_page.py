@@ -24,7 +24,7 @@ from steward.accounting.job_page.notes import duration, size
 from steward.accounting.job_page.page import array_part, run_part, step_part, without_private
 from steward.accounting.job_page.requests import PageAnswer, Waiting
 from steward.accounting.settings import NotesSettings
-from steward.cli.drawing import ASCII, Pens, Span, line_of_time, plain, width_of
+from steward.cli.charts import ASCII, Pens, Span, line_of_time, plain, width_of
 from steward.cli.job import rows_of
 from steward.core.records import JobRecord
 

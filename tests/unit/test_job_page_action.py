@@ -13,7 +13,7 @@ from harness.accounting import START
 from harness.site import ADA, BELA, ROOT, Site
 from steward.accounting.job_page.page import NoSuchJob
 from steward.accounting.job_page.pending_reasons import gone_on
-from steward.cli.drawing import ASCII, plain
+from steward.cli.charts import ASCII, plain
 from steward.cli.job import rows_of
 from steward.core.access import Standing
 from steward.core.errors import UsageError

@@ -13,7 +13,7 @@ from harness.events import NOON
 from harness.jobacct import LogSite, run, usage
 from harness.site import ADA, ROOT
 from steward.accounting.errors import AccountingUsage
-from steward.cli import accounting_log
+from steward.cli import accounting
 from steward.core.access import Asker
 from steward.core.config import AccessSettings
 from steward.core.errors import Refused
@@ -225,8 +225,8 @@ def test_a_plugin_that_is_refused_says_why(
     answer = site.ask("accounting.plugins")
     (line,) = [one for one in answer.plugins if one.type == "jobacct/old"]
     assert line.refusal == "jobacct/old is written for version 9 of the plugin API"
-    monkeypatch.setattr(accounting_log, "call", lambda *_: answer)
-    accounting_log.plugins(parsable=True)
+    monkeypatch.setattr(accounting, "call", lambda *_: answer)
+    accounting.plugins(parsable=True)
     assert "jobacct/old|refused|" in capsys.readouterr().out
 
 

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from steward.archive.requests import JobLine
-from steward.cli import output
-from steward.cli.jobs_table import columns
-from steward.cli.output import Style
+from steward.cli.job_table import columns
+from steward.cli.output import Style, print_table
 
 
 def job(**said: Any) -> JobLine:
@@ -15,7 +14,7 @@ def job(**said: Any) -> JobLine:
 
 
 def printed(capsys: pytest.CaptureFixture[str], style: Style, *jobs: JobLine) -> str:
-    output.print_table(columns({}, clusters=False), jobs, style)
+    print_table(columns({}, clusters=False), jobs, style)
     return capsys.readouterr().out
 
 

@@ -9,9 +9,10 @@ from typing import Any
 from st2common.runners.base_action import Action
 
 from steward.automation.actions import RunAnswer, RunRequest
-from steward.client.asking import action, call
-from steward.client.place import Place
+from steward.client.calls import call
+from steward.client.places import Place
 from steward.core.errors import StewardError
+from steward.daemon.registry import action
 
 _OWN = ("cluster", "dry_run", "force")
 _TEXTS = ("jobid", "nodes")

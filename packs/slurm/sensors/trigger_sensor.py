@@ -25,9 +25,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from listening import Heard, Listener
 
-from steward.client.asking import action, call
-from steward.client.place import Place
+from steward.client.calls import call
+from steward.client.places import Place
 from steward.core.events import NODE_STATE
+from steward.daemon.registry import action
 from steward.reports.events import EventsAnswer, EventsRequest
 from steward.reports.history.requests import NodesAnswer, NodesRequest, NodeThen
 from steward.slurm.node_states import without_use

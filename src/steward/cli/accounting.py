@@ -1,49 +1,345 @@
-"""``steward accounting``: the group of commands about the books of jobs."""
+"""``steward accounting gaps``: what is missing or doubtful in the books."""
 
-from typing import ClassVar
+import os
+from datetime import UTC, datetime
+from typing import Annotated
 
 import typer
 
-from steward.cli.lazy import ADMINISTRATORS, CONTEXT, OPERATORS, Entry, LazyGroup
-
-_LOG = "steward.cli.accounting_log"
-
-
-class AccountingGroup(LazyGroup):
-    """The commands about the books of jobs."""
-
-    entries: "ClassVar[tuple[Entry, ...]]" = (
-        Entry("dump", OPERATORS, "Write the job log out, record by record.", _LOG, "dump"),
-        Entry("expire", OPERATORS, "Forget the books of old jobs.", _LOG, "expire"),
-        Entry(
-            "plugins",
-            OPERATORS,
-            "Show the accounting plugins and what went wrong in them.",
-            _LOG,
-            "plugins",
-        ),
-        Entry(
-            "gaps",
-            OPERATORS,
-            "Tell what is missing or doubtful: lost facts, silent nodes, nobody's CPU time.",
-            "steward.cli.accounting_gaps",
-            "gaps",
-        ),
-        Entry(
-            "import",
-            ADMINISTRATORS,
-            "Take over slurmdbd's history, or a file of sacct's.",
-            "steward.cli.accounting_import",
-            "import_",
-        ),
-    )
-
-
-app = typer.Typer(
-    cls=AccountingGroup, context_settings=CONTEXT, no_args_is_help=True, add_completion=False
+from steward.accounting.gaps import LIMIT, SILENT_S, Finding, GapsAnswer, GapsRequest
+from steward.accounting.job_page.notes import duration
+from steward.cli import options, output
+from steward.cli.options import (
+    Archive,
+    Clusters,
+    Config,
+    Format,
+    Json,
+    NoHeader,
+    Parsable,
+    Socket,
+    not_empty,
+)
+from steward.cli.output import (
+    Bar,
+    Column,
+    is_terminal,
+    local,
+    number,
+    print_json,
+    print_table,
+    size,
+    zone_to_ask_in,
+)
+from steward.cli.output import show_time as show_time
+from steward.client.calls import call, stream
+from steward.client.places import Place, settings_here
+from steward.core.errors import UsageError
+from steward.core.printable import safe_lines
+from steward.daemon.registry import action
+from steward.extensions.jobacct_plugins import (
+    DumpAnswer,
+    DumpRequest,
+    ExpireAnswer,
+    ExpireRequest,
+    PluginLine,
+    PluginsAnswer,
+    PluginsRequest,
 )
 
 
-@app.callback()
-def accounting() -> None:
-    """Look after the books: the job log, plugins, what is missing."""
+def gaps(
+    clusters: Clusters = None,
+    since: Annotated[
+        str,
+        typer.Option(
+            "--starttime",
+            "--since",
+            "-S",
+            metavar="TIME",
+            help="Since: now-1day, 2026-11-21T08:00; the last seven days if not given.",
+            callback=not_empty,
+        ),
+    ] = "",
+    until: Annotated[
+        str,
+        typer.Option(
+            "--endtime",
+            "--until",
+            "-E",
+            metavar="TIME",
+            help="Until.",
+            callback=not_empty,
+        ),
+    ] = "",
+    silent: Annotated[
+        float,
+        typer.Option("--silent", min=1, metavar="SECONDS", help="How long a node may be silent."),
+    ] = SILENT_S,
+    limit: Annotated[
+        int, typer.Option("--limit", "-l", min=1, max=10_000, help="How many at most.")
+    ] = LIMIT,
+    fail: Annotated[
+        bool, typer.Option("--fail", help="End with exit code 1 if there is anything.")
+    ] = False,
+    columns: Format = "",
+    as_json: Json = False,
+    parsable: Parsable = False,
+    noheader: NoHeader = False,
+    config: Config = "",
+    socket: Socket = "",
+    archive: Archive = "",
+) -> None:
+    """Tell what is missing or doubtful: lost facts, silent nodes, nobody's CPU time."""
+    place = Place(config=config, socket=socket, archive=archive)
+    style = options.style(as_json, parsable, noheader, columns)
+    request = GapsRequest(
+        clusters=options.split(clusters),
+        since=since,
+        until=until,
+        zone=zone_to_ask_in(),
+        silent_s=silent,
+        limit=limit,
+    )
+    answer: GapsAnswer = call(place, action("accounting.gaps"), request)
+    if style.json:
+        print_json(answer)
+    else:
+        if answer.findings or style.parsable or not style.header:
+            print_table(_columns(answer), answer.findings, style)
+        else:
+            print("Nothing is missing.")
+    if answer.more:
+        output.warn(f"there is more than {number(limit, 'finding')}: see --limit, -S and -E")
+    if fail and answer.findings:
+        raise typer.Exit(1)
+
+
+def _columns(answer: GapsAnswer) -> list[Column]:
+    has_clusters = len(answer.zones) > 1
+
+    def time(one: Finding) -> str:
+        return show_time(one.at, answer.zones.get(one.cluster, ""))
+
+    return [
+        Column("Time", time),
+        Column("Cluster", lambda one: one.cluster, usual=has_clusters),
+        Column("Kind", lambda one: one.kind),
+        Column("Node", lambda one: one.node, widest=30),
+        Column("JobID", _named, right=True),
+        Column("User", lambda one: one.user),
+        Column(
+            "CPU", _cpu, lambda one: "" if one.cpu_s is None else f"{one.cpu_s:.6f}", right=True
+        ),
+        Column("Lines", lambda one: str(one.lines) if one.lines else "", right=True),
+        Column("Missing", lambda one: one.words),
+    ]
+
+
+def _named(one: Finding) -> str:
+    return f"{one.job}.{one.step}" if one.step else one.job
+
+
+def _cpu(one: Finding) -> str:
+    return "" if one.cpu_s is None else duration(one.cpu_s)
+
+
+def import_(
+    source: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="sacct|FILE",
+            help="sacct asks slurmdbd; a FILE is what `sacct -P` wrote, or a job log.",
+        ),
+    ],
+    since: Annotated[
+        str,
+        typer.Option("-S", "--starttime", metavar="TIME", help="From then on; sacct needs it."),
+    ] = "",
+    until: Annotated[
+        str, typer.Option("-E", "--endtime", metavar="TIME", help="Until then; now if not given.")
+    ] = "",
+    cluster: Annotated[
+        str,
+        typer.Option("--cluster", "-M", metavar="NAME", help="The cluster whose jobs they were."),
+    ] = "",
+    as_json: Json = False,
+    config: Config = "",
+) -> None:
+    """Take over another's books: slurmdbd's, a file of sacct's, a job log.
+
+    slurmdbd is asked for a day at a time. What is cut short goes on where it
+    was, and doing it twice does no harm: a job that Steward saw itself is that
+    job, and Steward's own figures go before.
+    """
+    settings = settings_here(Place(config=config))
+    cluster = cluster or _only(tuple(settings.cluster))
+    begin, end = _time(since), _time(until)
+    from steward.daemon.imports import take_over_file, take_over_history
+
+    with Bar() as bar:
+        if source == "sacct":
+            if begin is None:
+                raise UsageError("say since when: steward accounting import --from sacct -S TIME")
+            now = datetime.now(UTC)
+            taken = take_over_history(settings, cluster, begin, end or now, bar.show)
+        else:
+            path = os.path.abspath(source)
+            taken = take_over_file(settings, cluster, path, (begin, end), bar.show)
+    if as_json:
+        print_json(taken)
+        return
+    if taken.went_on:
+        output.note(f"went on where it was cut short: {taken.went_on}")
+    what = f"{number(taken.jobs, 'run')} of jobs and {number(taken.steps, 'step')}"
+    print(f"Took over {what}; those that were known are in the books once.")
+    if taken.unfinished:
+        output.note(f"{number(taken.unfinished, 'job')} not over yet: left to the snapshots")
+    if taken.passed_over:
+        output.warn(f"{number(taken.passed_over, 'row')} passed over: no rows of jobs or steps")
+
+
+def _only(clusters: tuple[str, ...]) -> str:
+    if len(clusters) == 1:
+        return clusters[0]
+    raise UsageError(f"say which with --cluster: {', '.join(clusters)}")
+
+
+def _time(given: str) -> datetime | None:
+    from steward.slurm.times import parse_time
+
+    now = datetime.now(UTC)
+    return parse_time(given, now, local(now).tzinfo or UTC) if given else None
+
+
+def dump(
+    since: Annotated[
+        str,
+        typer.Option(
+            "--starttime",
+            "-S",
+            metavar="TIME",
+            help="What happened since: now-1day, 2026-11-21.",
+            callback=not_empty,
+        ),
+    ] = "",
+    until: Annotated[
+        str,
+        typer.Option(
+            "--endtime",
+            "-E",
+            metavar="TIME",
+            help="What happened before.",
+            callback=not_empty,
+        ),
+    ] = "",
+    config: Config = "",
+    socket: Socket = "",
+) -> None:
+    """Write the job log out, record by record.
+
+    One JSON object a line, as docs/accounting.md describes them. Lines of the
+    log that are no records are left out, and the exit code is 1 then.
+    """
+    request = DumpRequest(since=since, until=until, zone=zone_to_ask_in())
+    place = Place(config=config, socket=socket)
+    answer: DumpAnswer | None = None
+    for item in stream(place, action("accounting.dump"), request):
+        if isinstance(item, DumpAnswer):
+            answer = item
+        elif is_terminal():
+            print(safe_lines(item.text), end="")
+        else:
+            output.write(item.text.encode())
+    assert answer is not None, "a stream ends with its answer"
+    for example in answer.examples:
+        output.warn(f"no record: {example}")
+    if answer.passed_over:
+        output.warn(f"{number(answer.passed_over, 'line')} of the log are no records")
+        raise typer.Exit(1)
+
+
+def expire(
+    before: Annotated[
+        str,
+        typer.Option(
+            "--before",
+            metavar="TIME",
+            help="Jobs that ended before this: now-365days, 2025-01-01.",
+            callback=not_empty,
+        ),
+    ],
+    keep_log: Annotated[
+        bool,
+        typer.Option("--keep-log", help="Only make jobs.db smaller: sacct finds them in the log."),
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do it: without this it is only said what would go.")
+    ] = False,
+    as_json: Json = False,
+    config: Config = "",
+    socket: Socket = "",
+) -> None:
+    """Forget the books of old jobs.
+
+    Days of the job log go that are over by then, and the jobs in jobs.db that
+    ended before. Scripts that are archived stay: 'steward archive purge' removes
+    those.
+    """
+    request = ExpireRequest(before=before, keep_log=keep_log, yes=yes, zone=zone_to_ask_in())
+    place = Place(config=config, socket=socket)
+    answer: ExpireAnswer = call(place, action("accounting.expire"), request)
+    if as_json:
+        print_json(answer)
+    length = sum(day.length for day in answer.days)
+    what = f"{number(answer.jobs, 'job')} of jobs.db"
+    if not keep_log:
+        what += f" and {number(len(answer.days), 'day')} of the job log, {size(length)} bytes"
+    if not answer.done:
+        output.warn(f"nothing was removed: --yes removes {what}")
+    elif not as_json:
+        print(f"Forgotten: {what}, from before {show_time(answer.before)}.")
+
+
+def plugins(
+    as_json: Json = False,
+    parsable: Parsable = False,
+    noheader: NoHeader = False,
+    config: Config = "",
+    socket: Socket = "",
+) -> None:
+    """Show the accounting plugins and what went wrong in them."""
+    style = options.style(as_json, parsable, noheader)
+    place = Place(config=config, socket=socket)
+    answer: PluginsAnswer = call(place, action("accounting.plugins"), PluginsRequest())
+    if style.json:
+        print_json(answer)
+    else:
+        print_table(_COLUMNS, answer.plugins, style)
+
+
+def _use(line: PluginLine) -> str:
+    if line.refusal:
+        return "refused"
+    return "yes" if line.used else "no"
+
+
+def _last_error(line: PluginLine) -> str:
+    if line.refusal:
+        return line.refusal
+    if not line.failures:
+        return ""
+    last = line.failures[0]
+    when = show_time(datetime.fromtimestamp(last.last_s, UTC))
+    return f"{when} {last.hook}: {last.kind}: {last.text}"
+
+
+_COLUMNS = [
+    Column("Type", lambda line: line.type),
+    Column("Used", _use),
+    Column("Package", lambda line: line.package),
+    Column("Class", lambda line: line.where, usual=False),
+    Column("Errors", lambda line: str(sum(f.count for f in line.failures)), right=True),
+    Column("LastError", _last_error),
+]

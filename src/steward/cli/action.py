@@ -16,12 +16,10 @@ from steward.automation.actions import (
     RunAnswer,
     RunRequest,
 )
-from steward.cli import options, output
-from steward.cli.asking import Asked, asking_columns, asking_json
-from steward.cli.lazy import CONTEXT
-from steward.cli.output import Column
-from steward.cli.times import show as show_time
-from steward.cli.times import zone_to_ask_in
+from steward.cli.groups import CONTEXT
+from steward.cli.options import LAST, Asked, asking_columns, asking_json, not_empty
+from steward.cli.output import Column, print_json, print_table, zone_to_ask_in
+from steward.cli.output import show_time as show_time
 from steward.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +46,7 @@ ActionCluster = Annotated[
         "-M",
         metavar="NAME",
         help="On which cluster, where there are several.",
-        callback=options.not_empty,
+        callback=not_empty,
     ),
 ]
 
@@ -89,7 +87,7 @@ def run(
     )
     answer: RunAnswer = asked.call("automation.run", request)
     if asked.style.json:
-        output.print_json(answer)
+        print_json(answer)
     else:
         print(_as_yaml(_shown(answer)), end="")
     if answer.status != "succeeded":
@@ -119,9 +117,9 @@ def list_(asked: Asked) -> None:
     """List what can be done."""
     answer: ListAnswer = asked.call("automation.list", ListRequest())
     if asked.style.json:
-        output.print_json(answer)
+        print_json(answer)
     else:
-        output.print_table(_ACTION_COLUMNS, answer.actions, asked.style)
+        print_table(_ACTION_COLUMNS, answer.actions, asked.style)
 
 
 @app.command("help")
@@ -130,7 +128,7 @@ def help_(asked: Asked, ref: Ref) -> None:
     """Say what an action takes."""
     answer: ListAnswer = asked.call("automation.help", HelpRequest(action=ref))
     if asked.style.json:
-        output.print_json(answer)
+        print_json(answer)
         return
     one = answer.actions[0]
     print(f"{one.action}: {one.help}")
@@ -173,7 +171,7 @@ def audit(
         typer.Argument(
             metavar="[ID]",
             min=0,
-            max=options.LAST,
+            max=LAST,
             help="Only the action of this id.",
             show_default=False,
         ),
@@ -204,9 +202,9 @@ def audit(
     )
     answer: AuditAnswer = asked.call("automation.audit", request)
     if asked.style.json:
-        output.print_json(answer)
+        print_json(answer)
     else:
-        output.print_table(_AUDIT_COLUMNS, answer.actions, asked.style)
+        print_table(_AUDIT_COLUMNS, answer.actions, asked.style)
 
 
 def _asked_by(row: "AuditRow") -> str:

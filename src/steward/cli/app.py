@@ -2,13 +2,13 @@
 
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import typer
 
 from steward import __version__
-from steward.cli.ending import INTERRUPTED, WRONG_USE, ended, tell, wrong_value
-from steward.cli.lazy import ADMINISTRATORS, CONTEXT, EVERYONE, OPERATORS, Entry, LazyGroup
+from steward.cli.errors import INTERRUPTED, WRONG_USE, ended, tell, wrong_value
+from steward.cli.groups import ADMINISTRATORS, CONTEXT, EVERYONE, OPERATORS, Entry, LazyGroup
 
 
 class Root(LazyGroup):
@@ -19,7 +19,8 @@ class Root(LazyGroup):
             "archive",
             EVERYONE,
             "Find, show and compare the scripts that jobs ran.",
-            "steward.cli.archive",
+            "steward.cli.app",
+            "archive_app",
         ),
         Entry(
             "job",
@@ -38,7 +39,8 @@ class Root(LazyGroup):
             "bank",
             EVERYONE,
             "What jobs cost, and what is left to spend.",
-            "steward.cli.bank",
+            "steward.cli.app",
+            "bank_app",
         ),
         Entry(
             "report",
@@ -63,13 +65,14 @@ class Root(LazyGroup):
             "login",
             EVERYONE,
             "Print a link that opens the pages.",
-            "steward.cli.login",
+            "steward.cli.credentials",
+            "login",
         ),
         Entry(
             "token",
             EVERYONE,
             "What programs show to be let in as you.",
-            "steward.cli.token",
+            "steward.cli.credentials",
         ),
         Entry(
             "action",
@@ -107,7 +110,8 @@ class Root(LazyGroup):
             "accounting",
             OPERATORS,
             "Look after the books: the job log, imports, what is missing.",
-            "steward.cli.accounting",
+            "steward.cli.app",
+            "accounting_app",
         ),
         Entry(
             "init",
@@ -130,25 +134,28 @@ class Root(LazyGroup):
             "steward.cli.backup",
             "restore",
         ),
-        Entry("serve", ADMINISTRATORS, "Run the daemon.", "steward.cli.serve"),
+        Entry("serve", ADMINISTRATORS, "Run the daemon.", "steward.cli.services", "serve"),
         Entry(
             "reload",
             ADMINISTRATORS,
             "Have the daemon read its configuration again.",
-            "steward.cli.reload",
+            "steward.cli.services",
+            "reload",
         ),
-        Entry("web", ADMINISTRATORS, "Serve the pages and the API.", "steward.cli.web"),
+        Entry("web", ADMINISTRATORS, "Serve the pages and the API.", "steward.cli.services", "web"),
         Entry(
             "listen",
             ADMINISTRATORS,
             "Listen for compute nodes under a user of its own.",
-            "steward.cli.listen",
+            "steward.cli.services",
+            "listen",
         ),
         Entry(
             "controller",
             ADMINISTRATORS,
             "Capture on a slurmctld host, and forward to a Steward elsewhere.",
-            "steward.cli.controller",
+            "steward.cli.services",
+            "controller",
         ),
         Entry(
             "agent",
@@ -187,7 +194,13 @@ class Root(LazyGroup):
             "steward.cli.mail",
             "mail",
         ),
-        Entry("demo", ADMINISTRATORS, "See it all on a throwaway cluster.", "steward.cli.demo"),
+        Entry(
+            "demo",
+            ADMINISTRATORS,
+            "See it all on a throwaway cluster.",
+            "steward.cli.sandbox",
+            "demo",
+        ),
     )
 
 
@@ -259,3 +272,260 @@ def _end_usage(error: typer.TyperException, debug: bool) -> int:
     if context is not None:
         message += f" (see '{context.command_path} --help')"
     return tell(message[:1].lower() + message[1:], WRONG_USE, debug=debug)
+
+
+_LOG = "steward.cli.app"
+
+
+class AccountingGroup(LazyGroup):
+    """The commands about the books of jobs."""
+
+    entries: "ClassVar[tuple[Entry, ...]]" = (
+        Entry("dump", OPERATORS, "Write the job log out, record by record.", _LOG, "dump"),
+        Entry("expire", OPERATORS, "Forget the books of old jobs.", _LOG, "expire"),
+        Entry(
+            "plugins",
+            OPERATORS,
+            "Show the accounting plugins and what went wrong in them.",
+            _LOG,
+            "plugins",
+        ),
+        Entry(
+            "gaps",
+            OPERATORS,
+            "Tell what is missing or doubtful: lost facts, silent nodes, nobody's CPU time.",
+            "steward.cli.app",
+            "gaps",
+        ),
+        Entry(
+            "import",
+            ADMINISTRATORS,
+            "Take over slurmdbd's history, or a file of sacct's.",
+            "steward.cli.app",
+            "import_",
+        ),
+    )
+
+
+accounting_app = typer.Typer(
+    cls=AccountingGroup, context_settings=CONTEXT, no_args_is_help=True, add_completion=False
+)
+
+
+@accounting_app.callback()
+def accounting() -> None:
+    """Look after the books: the job log, plugins, what is missing."""
+
+
+_FIND = "steward.cli.archive_lookup"
+_SHOW = "steward.cli.archive_lookup"
+_KEEP = "steward.cli.archive_upkeep"
+_FEED = "steward.cli.archive_sources"
+_SINKS = "steward.cli.archive_upkeep"
+_CONSUME = "steward.cli.archive_sources"
+
+
+class ArchiveGroup(LazyGroup):
+    """The commands about kept scripts."""
+
+    entries = (
+        Entry("list", EVERYONE, "List jobs, newest first.", _FIND, "list_jobs"),
+        Entry("search", EVERYONE, "Find scripts by what is in them.", _FIND, "search"),
+        Entry("show", EVERYONE, "Show a job and the script it ran.", _SHOW, "show"),
+        Entry("env", EVERYONE, "Show the environment a job was submitted with.", _SHOW, "env"),
+        Entry("diff", EVERYONE, "Compare the scripts of two jobs.", _SHOW, "diff"),
+        Entry("export", EVERYONE, "Write scripts of jobs to a directory or tar.", _KEEP, "export"),
+        Entry("verify", OPERATORS, "Recompute every checksum.", _KEEP, "verify"),
+        Entry("secrets", OPERATORS, "List scripts that look to hold a secret.", _KEEP, "secrets"),
+        Entry("purge", OPERATORS, "Remove scripts for good, everywhere.", _KEEP, "purge"),
+        Entry("sinks", OPERATORS, "Show how each sink stands.", _SINKS, "sinks"),
+        Entry("resend", OPERATORS, "Have a sink archive scripts again.", _SINKS, "resend"),
+        Entry("watch", ADMINISTRATORS, "Keep one cluster's scripts, alone.", _FEED, "watch"),
+        Entry("consume", ADMINISTRATORS, "Keep what others send to Kafka.", _CONSUME, "consume"),
+        Entry("import", ADMINISTRATORS, "Take over another tool's archive.", _FEED, "import_"),
+        Entry("reindex", ADMINISTRATORS, "Rebuild the catalogue from files.", _KEEP, "reindex"),
+    )
+
+
+archive_app = typer.Typer(
+    cls=ArchiveGroup, context_settings=CONTEXT, no_args_is_help=True, add_completion=False
+)
+
+
+@archive_app.callback()
+def archive() -> None:
+    """Find, show and compare the scripts that jobs ran."""
+
+
+_VIEWS = "steward.cli.bank_reports"
+_JOBS = "steward.cli.bank_jobs"
+_MONEY = "steward.cli.bank_money"
+_RATES = "steward.cli.bank_rates"
+_UPKEEP = "steward.cli.bank_upkeep"
+_ACCOUNTS = "steward.cli.bank_accounts"
+_HERE = "steward.cli.app"
+
+
+class BankGroup(LazyGroup):
+    """The commands about money."""
+
+    entries: "ClassVar[tuple[Entry, ...]]" = (
+        Entry("balance", EVERYONE, "Show what accounts have.", _VIEWS, "balance"),
+        Entry(
+            "statement",
+            EVERYONE,
+            "Show what happened to an account's money.",
+            _VIEWS,
+            "statement",
+        ),
+        Entry("usage", EVERYONE, "Sum up what was used.", "steward.cli.bank_reports", "usage"),
+        Entry("quote", EVERYONE, "Say what a job may cost.", _JOBS, "quote_app"),
+        Entry("explain", EVERYONE, "Say what a job was charged, and why.", _JOBS, "explain"),
+        Entry("holds", EVERYONE, "Show what money is spoken for.", _VIEWS, "holds"),
+        Entry("account", OPERATORS, "Create, show and change accounts.", _HERE, "accounts"),
+        Entry("user", OPERATORS, "Say who may spend how much of an account.", _HERE, "users"),
+        Entry("allocation", OPERATORS, "Give accounts money for a time.", _HERE, "allocations"),
+        Entry("rate", OPERATORS, "Say what jobs cost.", _HERE, "rates"),
+        Entry("deposit", OPERATORS, "Give an account new money.", _MONEY, "deposit"),
+        Entry("withdraw", OPERATORS, "Take money away from an account.", _MONEY, "withdraw"),
+        Entry("transfer", OPERATORS, "Give money of one account to another.", _MONEY, "transfer"),
+        Entry("refund", OPERATORS, "Give back what was charged.", _MONEY, "refund"),
+        Entry("adjust", OPERATORS, "Correct what an account has, by hand.", _MONEY, "adjust_app"),
+        Entry("allow", OPERATORS, "Let one job pass whatever its account has.", _JOBS, "allow"),
+        Entry("enforce", OPERATORS, "Set how much the bank enforces.", _RATES, "enforce"),
+        Entry(
+            "would-refuse",
+            OPERATORS,
+            "List what the gate would have refused.",
+            _RATES,
+            "would_refuse",
+        ),
+        Entry(
+            "reconcile",
+            OPERATORS,
+            "Compare what was charged with Slurm's records.",
+            _UPKEEP,
+            "reconcile",
+        ),
+        Entry(
+            "backfill", OPERATORS, "Charge what ran before there was a bank.", _UPKEEP, "backfill"
+        ),
+        Entry("check", OPERATORS, "Prove the ledger.", _UPKEEP, "check"),
+        Entry(
+            "notices",
+            OPERATORS,
+            "List mails and other notices that were not sent.",
+            "steward.cli.bank_upkeep",
+            "notices",
+        ),
+        Entry(
+            "import",
+            ADMINISTRATORS,
+            "Bring in accounts, users, money and prices.",
+            _UPKEEP,
+            "import_",
+        ),
+        Entry(
+            "mybrc-user",
+            ADMINISTRATORS,
+            "Say who may get a token of the myBRC API, and by which password.",
+            "steward.cli.bank_upkeep",
+            "mybrc_user",
+        ),
+    )
+
+
+class AccountGroup(LazyGroup):
+    """The commands about accounts."""
+
+    entries: "ClassVar[tuple[Entry, ...]]" = (
+        Entry("show", EVERYONE, "Show accounts.", _ACCOUNTS, "account_show"),
+        Entry("create", OPERATORS, "Create an account.", _ACCOUNTS, "account_create"),
+        Entry("change", OPERATORS, "Change an account.", _ACCOUNTS, "account_change"),
+    )
+
+
+class UserGroup(LazyGroup):
+    """The commands about users in accounts."""
+
+    entries: "ClassVar[tuple[Entry, ...]]" = (
+        Entry("show", EVERYONE, "Show who is in which account.", _ACCOUNTS, "user_show"),
+        Entry("create", EVERYONE, "Put a user into an account.", _ACCOUNTS, "user_create"),
+        Entry("change", EVERYONE, "Set what a user may spend.", _ACCOUNTS, "user_change"),
+    )
+
+
+class AllocationGroup(LazyGroup):
+    """The commands about allocations."""
+
+    entries: "ClassVar[tuple[Entry, ...]]" = (
+        Entry("show", EVERYONE, "Show allocations.", _ACCOUNTS, "allocation_show"),
+        Entry(
+            "create",
+            OPERATORS,
+            "Give an account money for a time.",
+            "steward.cli.bank_accounts",
+            "allocation_create",
+        ),
+        Entry(
+            "change",
+            OPERATORS,
+            "Change an allocation's time.",
+            "steward.cli.bank_accounts",
+            "allocation_change",
+        ),
+    )
+
+
+class RateGroup(LazyGroup):
+    """The commands about what jobs cost."""
+
+    entries: "ClassVar[tuple[Entry, ...]]" = (
+        Entry("show", EVERYONE, "Show what jobs cost.", _RATES, "rate_show"),
+        Entry("create", OPERATORS, "Say what jobs cost from a time on.", _RATES, "rate_create"),
+        Entry(
+            "change",
+            OPERATORS,
+            "Change a part of what jobs cost, from a time on.",
+            _RATES,
+            "rate_change",
+        ),
+    )
+
+
+def _group(kind: type[LazyGroup]) -> typer.Typer:
+    return typer.Typer(
+        cls=kind, context_settings=CONTEXT, no_args_is_help=True, add_completion=False
+    )
+
+
+bank_app = _group(BankGroup)
+accounts = _group(AccountGroup)
+users = _group(UserGroup)
+allocations = _group(AllocationGroup)
+rates = _group(RateGroup)
+
+
+@bank_app.callback()
+def bank() -> None:
+    """What jobs cost, and what is left to spend."""
+
+
+@accounts.callback()
+def account() -> None:
+    """Create, show and change accounts."""
+
+
+@users.callback()
+def user() -> None:
+    """Say who may spend how much of an account."""
+
+
+@allocations.callback()
+def allocation() -> None:
+    """Give accounts money for a time."""
+
+
+@rates.callback()
+def rate() -> None:
+    """Say what jobs cost."""

@@ -9,12 +9,11 @@ import typer
 from steward.admin.backup.archive import CONFIG, BackupError, Manifest, check, content
 from steward.admin.backup.creation import make, named
 from steward.admin.backup.restoration import restore as put_back
-from steward.cli import options, output
-from steward.cli.progress import Bar
-from steward.cli.text import number, size
-from steward.cli.times import show as show_time
-from steward.client.here import settings_here
-from steward.client.place import Place
+from steward.cli import output
+from steward.cli.options import Config, Json
+from steward.cli.output import Bar, number, print_json, size
+from steward.cli.output import show_time as show_time
+from steward.client.places import Place, settings_here
 from steward.core.config import Settings
 from steward.core.config.reader import DEFAULT_PATH, load
 from steward.core.events import utc_now
@@ -36,8 +35,8 @@ def backup(
             help="With the index for content search, which 'archive reindex' makes anew.",
         ),
     ] = True,
-    as_json: options.Json = False,
-    config: options.Config = "",
+    as_json: Json = False,
+    config: Config = "",
 ) -> None:
     """Write all that Steward knows into one file, while it runs.
 
@@ -56,7 +55,7 @@ def backup(
             show=bar.show,
         )
     if as_json:
-        output.print_json(made)
+        print_json(made)
         return
     print(f"{path}: {_told(made)}")
     for what in _outside(made, settings):
@@ -71,8 +70,8 @@ def restore(
     force: Annotated[
         bool, typer.Option("--force", help="Move aside what is in the state directory.")
     ] = False,
-    as_json: options.Json = False,
-    config: options.Config = "",
+    as_json: Json = False,
+    config: Config = "",
 ) -> None:
     """Put a backup back: into the place that the configuration names.
 
@@ -82,7 +81,7 @@ def restore(
     manifest = check(path)
     if only_check:
         if as_json:
-            output.print_json(manifest)
+            print_json(manifest)
         else:
             print(f"{path} is whole: {_told(manifest)}")
         return
@@ -90,7 +89,7 @@ def restore(
     with Bar() as bar:
         done = put_back(path, manifest, settings, force=force, now=utc_now(), show=bar.show)
     if as_json:
-        output.print_json(done)
+        print_json(done)
         return
     print(f"{number(done.files, 'file')} are back in {done.state_dir}.")
     if done.aside:

@@ -1,6 +1,6 @@
 """``steward bank account``, ``user`` and ``allocation show``: who has money, and who spends it."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
@@ -11,13 +11,25 @@ from steward.bank.actions.accounts import (
     AccountCreateRequest,
     AccountPage,
     AccountShowRequest,
+    AllocationChangeRequest,
+    AllocationCreateRequest,
     UserRequest,
     UserShowRequest,
 )
-from steward.cli import options, output
-from steward.cli.asking import Asked, asking, asking_columns, taking
-from steward.cli.bank_text import Account, Reason, Shown, plain, tell_gate
-from steward.cli.output import Column, Style
+from steward.cli import options
+from steward.cli.bank_options import (
+    Account,
+    Amount,
+    Key,
+    Reason,
+    Shown,
+    key_or_random,
+    plain,
+    say,
+    tell_gate,
+)
+from steward.cli.options import LAST, Asked, asking, asking_columns, not_empty, with_options
+from steward.cli.output import Column, Style, print_json, print_table, zone_to_ask_in
 from steward.core.errors import UsageError
 
 Names = Annotated[
@@ -48,7 +60,7 @@ Limit = Annotated[
         "--limit",
         metavar="AMOUNT",
         help="What the user may spend of it; 'none' for no limit.",
-        callback=options.not_empty,
+        callback=not_empty,
     ),
 ]
 User = Annotated[str, typer.Argument(metavar="USER", help="The user.")]
@@ -110,7 +122,7 @@ def _account_said(
 
 
 @asking
-@taking(_account_said)
+@with_options(_account_said)
 def account_create(said: AccountSaid, asked: Asked) -> None:
     """Create an account.
 
@@ -121,7 +133,7 @@ def account_create(said: AccountSaid, asked: Asked) -> None:
 
 
 @asking
-@taking(_account_said)
+@with_options(_account_said)
 def account_change(
     said: AccountSaid,
     asked: Asked,
@@ -145,9 +157,7 @@ def user_show(
     ] = None,
     accounts: Annotated[
         list[str] | None,
-        typer.Option(
-            "--account", "-A", metavar="NAME,…", help="In these.", callback=options.not_empty
-        ),
+        typer.Option("--account", "-A", metavar="NAME,…", help="In these.", callback=not_empty),
     ] = None,
 ) -> None:
     """Show who is in which account."""
@@ -228,7 +238,7 @@ def allocation_show(
 def print_allocations(answer: AccountPage, style: Style, *, changed: bool = False) -> None:
     """Print the allocations of an answer."""
     if style.json:
-        output.print_json(answer)
+        print_json(answer)
         return
     shown = Shown(answer)
     columns = [
@@ -241,14 +251,14 @@ def print_allocations(answer: AccountPage, style: Style, *, changed: bool = Fals
         Column("Rollover", lambda one: one.rollover if one.end else ""),
         Column("Note", lambda one: one.note, widest=40),
     ]
-    output.print_table(columns, answer.allocations, style)
+    print_table(columns, answer.allocations, style)
     if changed:
         tell_gate(answer.gate_knows)
 
 
 def _print_accounts(answer: AccountPage, style: Style, *, changed: bool = False) -> None:
     if style.json:
-        output.print_json(answer)
+        print_json(answer)
         return
     shown = Shown(answer)
     left: dict[str, int] = {}
@@ -276,14 +286,14 @@ def _print_accounts(answer: AccountPage, style: Style, *, changed: bool = False)
         ),
         Column("Note", lambda one: one.note if one.known else "nobody created it", widest=40),
     ]
-    output.print_table(columns, answer.accounts, style)
+    print_table(columns, answer.accounts, style)
     if changed:
         tell_gate(answer.gate_knows)
 
 
 def _print_users(answer: AccountPage, style: Style, user: str = "") -> None:
     if style.json:
-        output.print_json(answer)
+        print_json(answer)
         return
     shown = Shown(answer)
     rows = [one for one in answer.users if not user or one.user == user]
@@ -299,6 +309,88 @@ def _print_users(answer: AccountPage, style: Style, user: str = "") -> None:
         Column("Spent", lambda one: shown.amount(one.spent), lambda one: plain(one.spent), True),
         Column("Listed", lambda one: "yes" if one.listed else "no"),
     ]
-    output.print_table(columns, rows, style)
+    print_table(columns, rows, style)
     if user:
         tell_gate(answer.gate_knows)
+
+
+Rollover = Annotated[
+    Literal["none", "next"] | None,
+    typer.Option("--rollover", help="What is left at the end expires, or goes on."),
+]
+Begin = Annotated[
+    str,
+    typer.Option("--begin", metavar="TIME", help="From when on.", callback=not_empty),
+]
+
+
+@asking
+def allocation_create(
+    asked: Asked,
+    account: Account,
+    amount: Amount,
+    end: Annotated[
+        str,
+        typer.Option("--end", metavar="TIME", help="Until when.", callback=not_empty),
+    ],
+    begin: Begin = "",
+    rollover: Rollover = None,
+    note: Note = "",
+    reason: Reason = "",
+    key: Key = "",
+) -> None:
+    """Give an account money for a time.
+
+    Of several allocations the one that ends first is drawn on first.
+    """
+    style = asked.style
+    request = AllocationCreateRequest(
+        account=account,
+        amount=money.parse(amount),
+        begin=begin,
+        end=end,
+        rollover=rollover or "none",
+        note=note,
+        zone=zone_to_ask_in(),
+        reason=reason,
+        key=key_or_random(key),
+    )
+    answer: AccountPage = asked.call("bank.allocation_create", request)
+    print_allocations(answer, style, changed=True)
+    if not style.json and not style.parsable:
+        say(f"Key: {request.key}")
+
+
+@asking
+def allocation_change(
+    asked: Asked,
+    number: Annotated[
+        int, typer.Argument(metavar="NUMBER", min=1, max=LAST, help="The allocation's.")
+    ],
+    begin: Begin = "",
+    end: Annotated[
+        str,
+        typer.Option("--end", metavar="TIME", help="Until when.", callback=not_empty),
+    ] = "",
+    rollover: Rollover = None,
+    note: Note = "",
+    reason: Reason = "",
+) -> None:
+    """Change an allocation's time.
+
+    Its money is changed by deposit and withdraw, with --allocation.
+    """
+    style = asked.style
+    if not (begin or end or rollover or note):
+        raise UsageError("nothing is to be changed: give --begin, --end, --rollover or --note")
+    request = AllocationChangeRequest(
+        number=number,
+        begin=begin or None,
+        end=end or None,
+        rollover=rollover,
+        note=note or None,
+        zone=zone_to_ask_in(),
+        reason=reason,
+    )
+    answer: AccountPage = asked.call("bank.allocation_change", request)
+    print_allocations(answer, style, changed=True)

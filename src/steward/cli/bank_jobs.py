@@ -15,13 +15,13 @@ from steward.bank.actions.jobs import (
     QuoteRequest,
 )
 from steward.bank.records import PriceLine, Quote
-from steward.cli import options, output
-from steward.cli.asking import Asked, asking
-from steward.cli.bank_text import ClusterOption, NeededReason, Shown, plain, say
-from steward.cli.options import Place
-from steward.cli.times import zone_to_ask_in
-from steward.client.asking import action, call
+from steward.cli.bank_options import ClusterOption, NeededReason, Shown, plain, say
+from steward.cli.options import Asked, Config, JobId, Json, Socket, asking, not_empty
+from steward.cli.output import Column, print_json, print_table, zone_to_ask_in
+from steward.client.calls import call
+from steward.client.places import Place
 from steward.core.errors import UsageError
+from steward.daemon.registry import action
 
 _LONGEST = 4 * 1024 * 1024
 
@@ -39,17 +39,15 @@ def quote(
         typer.Argument(metavar="OPTION|SCRIPT", help="As they would be typed."),
     ] = None,
     on: Annotated[
-        str, typer.Option("--on", metavar="NAME", help="The cluster.", callback=options.not_empty)
+        str, typer.Option("--on", metavar="NAME", help="The cluster.", callback=not_empty)
     ] = "",
     by: Annotated[
         str,
-        typer.Option(
-            "--as", metavar="USER", help="For this user's job.", callback=options.not_empty
-        ),
+        typer.Option("--as", metavar="USER", help="For this user's job.", callback=not_empty),
     ] = "",
-    as_json: options.Json = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
+    as_json: Json = False,
+    config: Config = "",
+    socket: Socket = "",
 ) -> None:
     """Say what a job may cost.
 
@@ -65,7 +63,7 @@ def quote(
     request = QuoteRequest(options=given, script=_script(given), cluster=on, user=by)
     answer: QuoteAnswer = call(Place(config=config, socket=socket), action("bank.quote"), request)
     if as_json:
-        output.print_json(answer)
+        print_json(answer)
         return
     shown = Shown(answer)
     for number, one in enumerate(answer.quotes):
@@ -116,12 +114,12 @@ def _script(words: tuple[str, ...]) -> str:
 @asking
 def allow(
     asked: Asked,
-    job: options.JobId,
+    job: JobId,
     reason: NeededReason,
     until: Annotated[
         str,
         typer.Option(
-            "--until", metavar="TIME", help="When it ends: now+2hours.", callback=options.not_empty
+            "--until", metavar="TIME", help="When it ends: now+2hours.", callback=not_empty
         ),
     ],
     cluster: ClusterOption = "",
@@ -137,7 +135,7 @@ def allow(
     )
     answer: AllowAnswer = asked.call("bank.allow", request)
     if asked.style.json:
-        output.print_json(answer)
+        print_json(answer)
     else:
         say(f"Job {job} passes until {Shown(answer).time(answer.until)}.")
 
@@ -145,7 +143,7 @@ def allow(
 @asking
 def explain(
     asked: Asked,
-    job: options.JobId,
+    job: JobId,
     cluster: ClusterOption = "",
 ) -> None:
     """Say what a job was charged, and why.
@@ -158,9 +156,9 @@ def explain(
     answer: ExplainAnswer = asked.call("bank.explain", request)
     shown = Shown(answer)
     if style.json:
-        output.print_json(answer)
+        print_json(answer)
     elif style.parsable:
-        output.print_table(_columns(), answer.charges, style)
+        print_table(_columns(), answer.charges, style)
     else:
         say(f"Job {job} of {answer.user} was charged {shown.whole(answer.amount)} to "
             f"{answer.account}.")  # fmt: skip
@@ -188,19 +186,19 @@ def _print_charge(line: ExplainedLine, shown: Shown) -> None:
         say(f"  but computed now it is {shown.amount(line.recomputed)}: 'steward bank reconcile'")
 
 
-def _columns() -> list[output.Column]:
+def _columns() -> list[Column]:
     return [
-        output.Column("JobIDRaw", lambda one: str(one.charge.job_id)),
-        output.Column("Restarts", lambda one: str(one.charge.restarts)),
-        output.Column("Account", lambda one: one.charge.account),
-        output.Column("User", lambda one: one.charge.user),
-        output.Column("Partition", lambda one: one.charge.partition),
-        output.Column("Amount", lambda one: plain(one.charge.amount)),
-        output.Column("Recomputed", lambda one: plain(one.recomputed)),
-        output.Column("Refunded", lambda one: plain(one.refunded)),
-        output.Column("Overdraw", lambda one: plain(one.overdraw)),
-        output.Column("Rate", lambda one: str(one.charge.rate)),
-        output.Column("Why", lambda one: one.charge.why),
-        output.Column("Source", lambda one: one.charge.source),
-        output.Column("Key", lambda one: one.charge.key),
+        Column("JobIDRaw", lambda one: str(one.charge.job_id)),
+        Column("Restarts", lambda one: str(one.charge.restarts)),
+        Column("Account", lambda one: one.charge.account),
+        Column("User", lambda one: one.charge.user),
+        Column("Partition", lambda one: one.charge.partition),
+        Column("Amount", lambda one: plain(one.charge.amount)),
+        Column("Recomputed", lambda one: plain(one.recomputed)),
+        Column("Refunded", lambda one: plain(one.refunded)),
+        Column("Overdraw", lambda one: plain(one.overdraw)),
+        Column("Rate", lambda one: str(one.charge.rate)),
+        Column("Why", lambda one: one.charge.why),
+        Column("Source", lambda one: one.charge.source),
+        Column("Key", lambda one: one.charge.key),
     ]

@@ -14,9 +14,7 @@ from steward.bank.actions.money import (
     TransferRequest,
     WithdrawRequest,
 )
-from steward.cli import options, output
-from steward.cli.asking import Asked, asking, taking
-from steward.cli.bank_text import (
+from steward.cli.bank_options import (
     Account,
     Amount,
     ClusterOption,
@@ -28,15 +26,16 @@ from steward.cli.bank_text import (
     say,
     tell_gate,
 )
-from steward.cli.lazy import CONTEXT
-from steward.cli.output import Column, Style
+from steward.cli.groups import CONTEXT
+from steward.cli.options import LAST, Asked, asking, not_empty, with_options
+from steward.cli.output import Column, Style, print_json, print_table
 
 Allocation = Annotated[
     int,
     typer.Option(
         "--allocation",
         min=0,
-        max=options.LAST,
+        max=LAST,
         metavar="NUMBER",
         help="This one; else the ledger's own choice.",
     ),
@@ -64,7 +63,7 @@ def _moving(
 
 
 @asking
-@taking(_moving)
+@with_options(_moving)
 def deposit(moving: Moving, asked: Asked) -> None:
     """Give an account new money.
 
@@ -75,7 +74,7 @@ def deposit(moving: Moving, asked: Asked) -> None:
 
 
 @asking
-@taking(_moving)
+@with_options(_moving)
 def withdraw(moving: Moving, asked: Asked) -> None:
     """Take money away from an account.
 
@@ -96,14 +95,12 @@ def transfer(
     source_allocation: Annotated[
         int,
         typer.Option(
-            "--from-allocation", min=0, max=options.LAST, metavar="NUMBER", help="Out of this one."
+            "--from-allocation", min=0, max=LAST, metavar="NUMBER", help="Out of this one."
         ),
     ] = 0,
     target_allocation: Annotated[
         int,
-        typer.Option(
-            "--to-allocation", min=0, max=options.LAST, metavar="NUMBER", help="Into this one."
-        ),
+        typer.Option("--to-allocation", min=0, max=LAST, metavar="NUMBER", help="Into this one."),
     ] = 0,
 ) -> None:
     """Give money of one account to another.
@@ -141,19 +138,19 @@ def refund(
             "-j",
             metavar="JOB",
             help="What this job was charged: 123, 123_7, 123+1.",
-            callback=options.not_empty,
+            callback=not_empty,
         ),
     ] = "",
     part: Annotated[
         str,
         typer.Option(
-            "--amount", metavar="AMOUNT", help="Of a job only so much.", callback=options.not_empty
+            "--amount", metavar="AMOUNT", help="Of a job only so much.", callback=not_empty
         ),
     ] = "",
     user: Annotated[
         str,
         typer.Option(
-            "--user", "-u", metavar="NAME", help="Off this user's use.", callback=options.not_empty
+            "--user", "-u", metavar="NAME", help="Off this user's use.", callback=not_empty
         ),
     ] = "",
     cluster: ClusterOption = "",
@@ -215,7 +212,7 @@ def _moved(answer: MovedAnswer, style: Style, *, is_taken: bool = False) -> None
         is_taken: Whether it was an adjustment that takes away, which is shown below zero.
     """
     if style.json:
-        output.print_json(answer)
+        print_json(answer)
         return
     shown = Shown(answer)
     sign = -1 if is_taken else 1
@@ -227,7 +224,7 @@ def _moved(answer: MovedAnswer, style: Style, *, is_taken: bool = False) -> None
             Column("Amount", lambda one: plain(sign * one.amount)),
             Column("Key", lambda one: one.key),
         ]
-        output.print_table(columns, answer.transfers, style)
+        print_table(columns, answer.transfers, style)
         return
     for one in answer.transfers:
         before = "Done before" if answer.repeated else "Done"

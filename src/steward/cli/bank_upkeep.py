@@ -15,16 +15,20 @@ from steward.bank.actions.upkeep import (
     ImportAnswer,
     ImportKind,
     ImportRequest,
+    NoticeLine,
+    NoticesAnswer,
+    NoticesRequest,
+    NoticesRetryAnswer,
+    NoticesRetryRequest,
     ReconcileAnswer,
     ReconcileRequest,
 )
-from steward.cli import output
-from steward.cli.asking import Asked, asking, asking_columns
-from steward.cli.bank_text import ClusterOption, DryRun, Shown, plain, say, since, until
-from steward.cli.output import Column, Style
-from steward.cli.text import number
-from steward.cli.times import zone_to_ask_in
+from steward.cli import options, output
+from steward.cli.bank_options import ClusterOption, DryRun, Shown, plain, say, since, until
+from steward.cli.options import Asked, asking, asking_columns, not_empty
+from steward.cli.output import Column, Style, number, print_json, print_table, zone_to_ask_in
 from steward.core.errors import UsageError
+from steward.extensions.mybrc import drop_user, set_user
 
 _LONGEST = 64 * 1024 * 1024
 
@@ -46,12 +50,12 @@ def reconcile(
     request = ReconcileRequest(cluster=cluster, since=start, dry_run=dry_run, zone=zone_to_ask_in())
     answer: ReconcileAnswer = asked.call("bank.reconcile", request)
     if style.json:
-        output.print_json(answer)
+        print_json(answer)
         return
     if not answer.differences and not style.parsable:
         say("Every run was charged what it is due.")
         return
-    output.print_table(_differences(Shown(answer)), answer.differences, style)
+    print_table(_differences(Shown(answer)), answer.differences, style)
 
 
 @asking
@@ -73,7 +77,7 @@ def backfill(
     )
     answer: BackfillAnswer = asked.call("bank.backfill", request)
     if style.json:
-        output.print_json(answer)
+        print_json(answer)
         return
     shown = Shown(answer)
     if style.parsable:
@@ -83,14 +87,14 @@ def backfill(
             Column("PassedOver", lambda one: str(one.passed_over)),
             Column("Unpriced", lambda one: str(len(one.unpriced))),
         ]
-        output.print_table(columns, [answer], style)
+        print_table(columns, [answer], style)
         return
     done = "Would charge" if answer.dry_run else "Charged"
     say(f"{done} {number(answer.charges, 'run')}, {shown.whole(answer.amount)}; "
         f"{answer.passed_over} had been charged before.")  # fmt: skip
     if answer.unpriced:
         output.warn(f"nothing says what {number(len(answer.unpriced), 'run')} cost:")
-        output.print_table(_differences(shown), answer.unpriced, Style())
+        print_table(_differences(shown), answer.unpriced, Style())
         raise typer.Exit(1)
 
 
@@ -126,14 +130,14 @@ def check(
     style = asked.style
     answer: CheckAnswer = asked.call("bank.check", CheckRequest())
     if style.json:
-        output.print_json(answer)
+        print_json(answer)
     elif answer.findings or style.parsable:
         columns = [
             Column("Kind", lambda one: one.kind),
             Column("Where", lambda one: one.where),
             Column("What", lambda one: one.what),
         ]
-        output.print_table(columns, answer.findings, style)
+        print_table(columns, answer.findings, style)
     else:
         held = "" if answer.holds is None else f", {number(answer.holds, 'hold')} and their jobs"
         say(f"The ledger is right: {number(answer.accounts, 'account')}{held}.")
@@ -175,7 +179,7 @@ def import_(
     )
     answer: ImportAnswer = asked.call("bank.import", request)
     if style.json:
-        output.print_json(answer)
+        print_json(answer)
         return
     shown = Shown(answer)
     news = [one for one in answer.changes if one.how != "keep"]
@@ -189,7 +193,7 @@ def import_(
     ]  # fmt: skip
     rows = answer.changes if style.parsable else news
     if rows or style.parsable:
-        output.print_table(table, rows, style)
+        print_table(table, rows, style)
     for remark in answer.remarks:
         output.warn(remark)
     kept = len(answer.changes) - len(news)
@@ -216,3 +220,97 @@ def _read(path: str) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8: {error.reason}", path) from error
+
+
+_ALL = "all"
+
+
+@asking_columns
+def notices(
+    asked: Asked,
+    retry: Annotated[
+        str,
+        typer.Option(
+            "--retry",
+            metavar="NUMBER,…|all",
+            help="Have these told at once; all: whatever was set aside.",
+            callback=not_empty,
+        ),
+    ] = "",
+) -> None:
+    """List mails and other notices that were not sent.
+
+    What is refused is tried a few times, what cannot be sent for a week; then it is set
+    aside until --retry. What a myBRC server elsewhere was not told is listed, too.
+    """
+    style = asked.style
+    if retry:
+        request = NoticesRetryRequest(numbers=_numbers(retry))
+        done: NoticesRetryAnswer = asked.call("bank.notices_retry", request)
+        if style.json:
+            print_json(done)
+        else:
+            say(f"{number(done.retried, 'notice')} will be tried again.")
+        return
+    answer: NoticesAnswer = asked.call("bank.notices", NoticesRequest())
+    if style.json:
+        print_json(answer)
+        return
+    if not answer.notices and not style.parsable:
+        say("Nothing waits to be told.")
+        return
+    print_table(_columns(Shown(answer)), answer.notices, style)
+    if answer.more:
+        output.note("There are more.")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    if text == _ALL:
+        return ()
+    parts = options.split([text])
+    if not all(part.isascii() and part.isdecimal() and len(part) < 19 for part in parts):
+        raise UsageError(f"{text!r} is no list of numbers: --retry 12,13, or --retry all", text)
+    return tuple(int(part) for part in parts)
+
+
+def _columns(shown: Shown) -> list[Column]:
+    def next_try(one: NoticeLine) -> str:
+        return "set aside" if one.aside else shown.time(one.next_at)
+
+    return [
+        Column("Number", lambda one: str(one.number), right=True),
+        Column("By", lambda one: one.way or "-"),
+        Column("What", lambda one: one.what, widest=50),
+        Column("To", lambda one: ", ".join(one.to), usual=False),
+        Column("Tries", lambda one: str(one.tries), right=True),
+        Column("Next", next_try),
+        Column("Error", lambda one: one.error, widest=60),
+    ]
+
+
+def mybrc_user(
+    user: Annotated[str, typer.Argument(metavar="USER", help="A name, of the API alone.")],
+    file: Annotated[
+        str, typer.Argument(metavar="FILE", help="The users_file of [mybrc]; made if need be.")
+    ],
+    *,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Take the user away, and all tokens with it.")
+    ] = False,
+) -> None:
+    """Say who may get a token of the myBRC API, and by which password.
+
+    The password is asked for, or is the first line of the standard input. Only its hash
+    is kept. A running server reads the file again by itself.
+    """
+    if remove:
+        if not drop_user(file, user):
+            raise UsageError(f"{file} has no user {user}", user)
+        typer.echo(f"{user} is out of {file}")
+        return
+    if sys.stdin.isatty():
+        password = typer.prompt("Password", hide_input=True, confirmation_prompt=True)
+    else:
+        password = sys.stdin.readline().rstrip("\n")
+    is_new = set_user(file, user, password)
+    typer.echo(f"{user} {'is new in' if is_new else 'has another password in'} {file}")

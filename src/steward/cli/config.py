@@ -7,9 +7,10 @@ import typer
 
 from steward.accounting.settings import MailSettings
 from steward.archive.settings import FilesSinkSettings
-from steward.cli import options, output
-from steward.cli.lazy import CONTEXT
-from steward.cli.text import number, size
+from steward.cli import output
+from steward.cli.groups import CONTEXT
+from steward.cli.options import Json
+from steward.cli.output import number, print_json, size
 from steward.core.config import Settings, as_builtins
 from steward.core.config.checks import doubts, mistakes
 from steward.core.config.reader import DEFAULT_PATH, error_at, load_with_lines, render
@@ -107,11 +108,11 @@ def _sink(settings: Settings, name: str) -> str:
 
 
 @app.command()
-def show(config: File = DEFAULT_PATH, as_json: options.Json = False) -> None:
+def show(config: File = DEFAULT_PATH, as_json: Json = False) -> None:
     """Print every setting and where it comes from, in the form of the file."""
     loaded = load_with_lines(config)
     if as_json:
-        output.print_json(as_builtins(loaded.settings))
+        print_json(as_builtins(loaded.settings))
     else:
         # TOML is UTF-8, whatever the terminal's encoding is.
         output.write(render(loaded).encode())

@@ -12,13 +12,13 @@ from steward import __version__
 from steward.admin.doctor.checks import CHECKS
 from steward.admin.doctor.findings import DoctorAnswer, DoctorRequest, Finding, worst, wrong
 from steward.admin.doctor.host_checks import file_of_settings
-from steward.cli import options, output
-from steward.cli.asking import Asked, asking
-from steward.cli.ending import FAILED
-from steward.cli.output import Column
-from steward.cli.text import number, safe
+from steward.cli import options
+from steward.cli.errors import FAILED
+from steward.cli.options import Asked, asking, not_empty
+from steward.cli.output import Column, number, print_json, print_table
 from steward.core.config.reader import DEFAULT_PATH, ConfigError
 from steward.core.events import utc_now
+from steward.core.printable import safe
 
 _COLUMNS = (
     Column("Check", lambda one: one.check),
@@ -39,7 +39,7 @@ def app(
             "--only",
             metavar="CHECK,…",
             help="Only these checks; see --list.",
-            callback=options.not_empty,
+            callback=not_empty,
         ),
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the checks.")] = False,
@@ -54,9 +54,9 @@ def app(
         return
     answer = _answer(asked, options.split(only))
     if asked.style.json:
-        output.print_json(answer)
+        print_json(answer)
     else:
-        output.print_table(_COLUMNS, answer.findings, asked.style)
+        print_table(_COLUMNS, answer.findings, asked.style)
         if not asked.style.parsable:
             _print_rest(answer)
     if answer.status == "wrong":
@@ -121,7 +121,7 @@ def _summary(answer: DoctorAnswer) -> str:
 
 def _print_checks(asked: Asked) -> None:
     if asked.style.json:
-        output.print_json([{"name": one.name, "help": one.help} for one in CHECKS])
+        print_json([{"name": one.name, "help": one.help} for one in CHECKS])
         return
     columns = (Column("Check", lambda one: one.name), Column("SeesTo", lambda one: one.help))
-    output.print_table(columns, CHECKS, asked.style)
+    print_table(columns, CHECKS, asked.style)

@@ -7,10 +7,10 @@ import msgspec
 import typer
 
 from steward.cli import options, output
-from steward.cli.asking import Asked, asking_columns, asking_json, taking
-from steward.cli.lazy import CONTEXT
-from steward.cli.times import show as show_time
-from steward.cli.times import zone_to_ask_in
+from steward.cli.groups import CONTEXT
+from steward.cli.options import Asked, asking_columns, asking_json, not_empty, with_options
+from steward.cli.output import Column, print_json, print_table, zone_to_ask_in
+from steward.cli.output import show_time as show_time
 from steward.core.errors import Unavailable
 from steward.reports.event_texts import words
 from steward.reports.events import EventsAnswer, EventsRequest, EventTold
@@ -37,14 +37,12 @@ def _about(
     kinds: Annotated[
         list[str] | None,
         typer.Option(
-            "--kind", "-k", metavar="KIND,…", help="Only these kinds.", callback=options.not_empty
+            "--kind", "-k", metavar="KIND,…", help="Only these kinds.", callback=not_empty
         ),
     ] = None,
     clusters: Annotated[
         list[str] | None,
-        typer.Option(
-            "--clusters", "-M", metavar="NAME,…", help="Only these.", callback=options.not_empty
-        ),
+        typer.Option("--clusters", "-M", metavar="NAME,…", help="Only these.", callback=not_empty),
     ] = None,
     nodes: Annotated[
         str,
@@ -52,7 +50,7 @@ def _about(
             *("--nodelist", "-w"),
             metavar="NODES",
             help="Only these nodes.",
-            callback=options.not_empty,
+            callback=not_empty,
         ),
     ] = "",
     failed: Annotated[bool, typer.Option("--failed", help="Only nodes that failed.")] = False,
@@ -75,7 +73,7 @@ def events(asked: Asked, context: typer.Context) -> None:
 
 @app.command("list")
 @asking_columns
-@taking(_about)
+@with_options(_about)
 def list_events(
     about: EventsRequest,
     asked: Asked,
@@ -107,22 +105,22 @@ def _list_history(request: EventsRequest, asked: Asked) -> None:
     del fields["after"]
     answer: PastAnswer = asked.call("history.events", PastRequest(**fields))
     if asked.style.json:
-        output.print_json(answer)
+        print_json(answer)
     else:
-        output.print_table(_COLUMNS, answer.events[::-1], asked.style)
+        print_table(_COLUMNS, answer.events[::-1], asked.style)
 
 
 def _list(request: EventsRequest, asked: Asked) -> None:
     answer: EventsAnswer = asked.call("events.list", request)
     if asked.style.json:
-        output.print_json(answer)
+        print_json(answer)
     else:
-        output.print_table(_COLUMNS, answer.events, asked.style)
+        print_table(_COLUMNS, answer.events, asked.style)
 
 
 @app.command()
 @asking_json
-@taking(_about)
+@with_options(_about)
 def tail(
     about: EventsRequest,
     asked: Asked,
@@ -176,14 +174,14 @@ def _print(told: tuple[EventTold, ...], *, as_json: bool) -> None:
 
 
 _COLUMNS = [
-    output.Column("ID", lambda event: str(event.id), right=True, usual=False),
-    output.Column("Time", lambda event: show_time(event.at)),
-    output.Column("Cluster", lambda event: event.cluster),
-    output.Column("Kind", lambda event: event.kind, usual=False),
-    output.Column("Subject", lambda event: words(event).subject),
-    output.Column("What", lambda event: words(event).what),
-    output.Column("Why", lambda event: words(event).why, widest=60),
-    output.Column("Source", lambda event: words(event).source),
-    output.Column("Failed", lambda event: "yes" if words(event).failed else "", usual=False),
+    Column("ID", lambda event: str(event.id), right=True, usual=False),
+    Column("Time", lambda event: show_time(event.at)),
+    Column("Cluster", lambda event: event.cluster),
+    Column("Kind", lambda event: event.kind, usual=False),
+    Column("Subject", lambda event: words(event).subject),
+    Column("What", lambda event: words(event).what),
+    Column("Why", lambda event: words(event).why, widest=60),
+    Column("Source", lambda event: words(event).source),
+    Column("Failed", lambda event: "yes" if words(event).failed else "", usual=False),
 ]
 """What a table has of each event."""

@@ -20,8 +20,8 @@ from steward.admin.init import (
 )
 from steward.admin.plugins.installation import DEFAULT_LINES
 from steward.capture.settings import LISTENER_USER
-from steward.cli.text import safe
 from steward.core.errors import UsageError
+from steward.core.printable import safe
 
 _NODES = "0.0.0.0:6826"
 _WEB = "127.0.0.1:8290"

@@ -18,12 +18,14 @@ from steward.admin.journal import (
     StatusRequest,
 )
 from steward.cli import options, output
-from steward.cli.lazy import CONTEXT
-from steward.cli.options import Place
-from steward.cli.text import number
-from steward.cli.times import show as show_time
-from steward.client.asking import action, call
+from steward.cli.groups import CONTEXT
+from steward.cli.options import LAST, Archive, Clusters, Config, Json, NoHeader, Parsable, Socket
+from steward.cli.output import Column, number, print_json, print_table
+from steward.cli.output import show_time as show_time
+from steward.client.calls import call
+from steward.client.places import Place
 from steward.core.journal import ConsumerStatus, refill_command
+from steward.daemon.registry import action
 
 app = typer.Typer(context_settings=CONTEXT, no_args_is_help=True, add_completion=False)
 
@@ -39,26 +41,26 @@ def journal() -> None:
 
 @app.command()
 def status(
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
-    archive: options.Archive = "",
+    as_json: Json = False,
+    parsable: Parsable = False,
+    noheader: NoHeader = False,
+    config: Config = "",
+    socket: Socket = "",
+    archive: Archive = "",
 ) -> None:
     """Show how the journal and its consumers stand."""
     style = options.style(as_json, parsable, noheader)
     place = Place(config=config, socket=socket, archive=archive)
     answer: StatusAnswer = call(place, action("journal.status"), StatusRequest())
     if style.json:
-        output.print_json(answer)
+        print_json(answer)
         return
     if not style.parsable:
         are = "is" if answer.events == 1 else "are"
         kept = f"{answer.events} {are} kept" if answer.events else "none is kept"
         were = "was" if answer.head == 1 else "were"
         print(f"{number(answer.head, 'event')} {were} recorded, {kept}.")
-    output.print_table(_CONSUMER_COLUMNS, answer.consumers, style)
+    print_table(_CONSUMER_COLUMNS, answer.consumers, style)
 
 
 def _detail(one: ConsumerStatus) -> str:
@@ -69,16 +71,16 @@ def _detail(one: ConsumerStatus) -> str:
 
 
 _CONSUMER_COLUMNS = [
-    output.Column("Consumer", lambda one: one.name),
-    output.Column("Position", lambda one: str(one.position), right=True, usual=False),
-    output.Column("Behind", lambda one: str(one.behind), right=True),
-    output.Column("SetAside", lambda one: str(one.dead), right=True),
-    output.Column("State", lambda one: "detached" if one.detached else one.state),
-    output.Column("Since", lambda one: show_time(datetime.fromtimestamp(one.since, UTC))),
-    output.Column("Detail", _detail),
-    output.Column("Rate", lambda one: f"{one.rate:.1f}", right=True, usual=False),
-    output.Column("LastError", lambda one: one.error, usual=False),
-    output.Column("ErrorAt", lambda one: _moment(one.error_at), usual=False),
+    Column("Consumer", lambda one: one.name),
+    Column("Position", lambda one: str(one.position), right=True, usual=False),
+    Column("Behind", lambda one: str(one.behind), right=True),
+    Column("SetAside", lambda one: str(one.dead), right=True),
+    Column("State", lambda one: "detached" if one.detached else one.state),
+    Column("Since", lambda one: show_time(datetime.fromtimestamp(one.since, UTC))),
+    Column("Detail", _detail),
+    Column("Rate", lambda one: f"{one.rate:.1f}", right=True, usual=False),
+    Column("LastError", lambda one: one.error, usual=False),
+    Column("ErrorAt", lambda one: _moment(one.error_at), usual=False),
 ]
 
 
@@ -92,24 +94,24 @@ def list_events(
         list[str] | None,
         typer.Option("--kind", "-k", metavar="KIND,…", help="Only these kinds of events."),
     ] = None,
-    clusters: options.Clusters = None,
+    clusters: Clusters = None,
     after: Annotated[
         int,
         typer.Option(
             "--after",
             min=0,
-            max=options.LAST,
+            max=LAST,
             metavar="ID",
             help="Behind this one, not the newest.",
         ),
     ] = 0,
     limit: Annotated[int, typer.Option("--limit", "-L", min=1, help="How many at most.")] = 50,
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
-    archive: options.Archive = "",
+    as_json: Json = False,
+    parsable: Parsable = False,
+    noheader: NoHeader = False,
+    config: Config = "",
+    socket: Socket = "",
+    archive: Archive = "",
 ) -> None:
     """List events, the newest last."""
     style = options.style(as_json, parsable, noheader)
@@ -119,18 +121,18 @@ def list_events(
     place = Place(config=config, socket=socket, archive=archive)
     answer: ListAnswer = call(place, action("journal.list"), request)
     if style.json:
-        output.print_json(answer)
+        print_json(answer)
     else:
-        output.print_table(_EVENT_COLUMNS, answer.events, style)
+        print_table(_EVENT_COLUMNS, answer.events, style)
 
 
 _EVENT_COLUMNS = [
-    output.Column("ID", lambda event: str(event.id), right=True),
-    output.Column("Seen", lambda event: show_time(event.seen_at)),
-    output.Column("Kind", lambda event: event.kind),
-    output.Column("Cluster", lambda event: event.cluster),
-    output.Column("Source", lambda event: event.source),
-    output.Column("Key", lambda event: event.key),
+    Column("ID", lambda event: str(event.id), right=True),
+    Column("Seen", lambda event: show_time(event.seen_at)),
+    Column("Kind", lambda event: event.kind),
+    Column("Cluster", lambda event: event.cluster),
+    Column("Source", lambda event: event.source),
+    Column("Key", lambda event: event.key),
 ]
 
 
@@ -142,34 +144,34 @@ def dead(
             metavar="CONSUMER", help="Only what was set aside for this one; a sink's name will do."
         ),
     ] = "",
-    as_json: options.Json = False,
-    parsable: options.Parsable = False,
-    noheader: options.NoHeader = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
-    archive: options.Archive = "",
+    as_json: Json = False,
+    parsable: Parsable = False,
+    noheader: NoHeader = False,
+    config: Config = "",
+    socket: Socket = "",
+    archive: Archive = "",
 ) -> None:
     """List events that a consumer could not put to use, and why."""
     style = options.style(as_json, parsable, noheader)
     place = Place(config=config, socket=socket, archive=archive)
     answer: DeadAnswer = call(place, action("journal.dead"), DeadRequest(consumer=consumer))
     if style.json:
-        output.print_json(answer)
+        print_json(answer)
     elif answer.letters or style.parsable:
-        output.print_table(_DEAD_COLUMNS, answer.letters, style)
+        print_table(_DEAD_COLUMNS, answer.letters, style)
         output.note("'steward journal replay CONSUMER' has them tried again.")
     else:
         output.note("Nothing was set aside.")
 
 
 _DEAD_COLUMNS = [
-    output.Column("Consumer", lambda letter: letter.consumer),
-    output.Column("ID", lambda letter: str(letter.id), right=True),
-    output.Column("Kind", lambda letter: letter.kind),
-    output.Column("Cluster", lambda letter: letter.cluster, usual=False),
-    output.Column("Key", lambda letter: letter.key),
-    output.Column("Since", lambda letter: show_time(letter.since)),
-    output.Column("Error", lambda letter: letter.error),
+    Column("Consumer", lambda letter: letter.consumer),
+    Column("ID", lambda letter: str(letter.id), right=True),
+    Column("Kind", lambda letter: letter.kind),
+    Column("Cluster", lambda letter: letter.cluster, usual=False),
+    Column("Key", lambda letter: letter.key),
+    Column("Since", lambda letter: show_time(letter.since)),
+    Column("Error", lambda letter: letter.error),
 ]
 
 
@@ -178,21 +180,19 @@ def replay(
     consumer: Consumer,
     event: Annotated[
         int | None,
-        typer.Argument(
-            min=1, max=options.LAST, metavar="ID", help="Only this event; all if not given."
-        ),
+        typer.Argument(min=1, max=LAST, metavar="ID", help="Only this event; all if not given."),
     ] = None,
-    as_json: options.Json = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
-    archive: options.Archive = "",
+    as_json: Json = False,
+    config: Config = "",
+    socket: Socket = "",
+    archive: Archive = "",
 ) -> None:
     """Have a consumer try again what was set aside for it."""
     place = Place(config=config, socket=socket, archive=archive)
     request = ReplayRequest(consumer=consumer, id=event)
     answer: ReplayAnswer = call(place, action("journal.replay"), request)
     if as_json:
-        output.print_json(answer)
+        print_json(answer)
     else:
         print(f"{number(answer.events, 'event')} will be tried again.")
 
@@ -200,15 +200,15 @@ def replay(
 @app.command()
 def forget(
     consumer: Consumer,
-    as_json: options.Json = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
-    archive: options.Archive = "",
+    as_json: Json = False,
+    config: Config = "",
+    socket: Socket = "",
+    archive: Archive = "",
 ) -> None:
     """Drop a consumer that is gone for good, so that nothing is kept for it."""
     place = Place(config=config, socket=socket, archive=archive)
     answer: ForgetAnswer = call(place, action("journal.forget"), ForgetRequest(consumer=consumer))
     if as_json:
-        output.print_json(answer)
+        print_json(answer)
     else:
         output.note(f"The journal waits for {answer.consumer} no more.")

@@ -20,16 +20,16 @@ import typer
 
 from steward.accounting.job_page.requests import PageAnswer, PageRequest
 from steward.accounting.settings import MailSettings
-from steward.cli import options
-from steward.cli.drawing import ASCII, plain
+from steward.cli.charts import ASCII, plain
 from steward.cli.job import rows_of
-from steward.cli.options import Place
-from steward.cli.text import safe
+from steward.cli.options import Archive, Config, Socket
 from steward.client import DaemonAway
-from steward.client.asking import action, call
-from steward.client.here import CLIENT_PATH, settings_readable
+from steward.client.calls import call
+from steward.client.places import CLIENT_PATH, Place, settings_readable
 from steward.core.errors import Refused, StewardError, UsageError
 from steward.core.notifications import Letter, NotTaken, read_body, send_letter
+from steward.core.printable import safe
+from steward.daemon.registry import action
 
 _WITH_PAGE: Final = frozenset({"Ended", "Failed"})
 """SLURM_JOB_MAIL_TYPE of the mails that tell of a job's end (slurm 22.05 to 26.05)."""
@@ -51,9 +51,9 @@ def mail(
     stay: Annotated[
         bool, typer.Option("--stay", help="Return when it is sent, not before.")
     ] = False,
-    config: options.Config = "",
-    socket: options.Socket = "",
-    archive: options.Archive = "",
+    config: Config = "",
+    socket: Socket = "",
+    archive: Archive = "",
 ) -> None:
     """Send a mail of Slurm's, with the job's page at its end.
 

@@ -5,11 +5,9 @@ from typing import Annotated
 import typer
 
 from steward.cli import options, output
-from steward.cli.asking import Asked, asking_columns
-from steward.cli.output import Column
-from steward.cli.text import number, size
-from steward.cli.times import show as show_time
-from steward.cli.times import zone_to_ask_in
+from steward.cli.options import Asked, asking_columns, not_empty
+from steward.cli.output import Column, number, print_json, print_table, size, zone_to_ask_in
+from steward.cli.output import show_time as show_time
 from steward.core.errors import Missing
 from steward.reports.event_texts import words
 from steward.reports.events import EventTold
@@ -47,7 +45,7 @@ def node(
             *("--partition", "-r"),
             metavar="NAME,…",
             help="Only in these partitions.",
-            callback=options.not_empty,
+            callback=not_empty,
         ),
     ] = None,
     states: Annotated[
@@ -56,7 +54,7 @@ def node(
             *("--state", "-s"),
             metavar="STATE,…",
             help="Only so: DOWN, DRAIN, IDLE …",
-            callback=options.not_empty,
+            callback=not_empty,
         ),
     ] = None,
     jobs: Annotated[
@@ -97,9 +95,9 @@ def node(
     if answer.sensor and wanted and not (at or partitions or states):
         _need_seen(wanted, answer)
     if asked.style.json:
-        output.print_json(answer)
+        print_json(answer)
         return
-    output.print_table(_nodes(answer), answer.nodes, asked.style)
+    print_table(_nodes(answer), answer.nodes, asked.style)
     for one, since in sorted(answer.silent_since.items()):
         output.warn(
             f"slurmctld of cluster {one} does not answer: its nodes are shown as they were at "
@@ -143,7 +141,7 @@ def _nodes(answer: NodesAnswer) -> list[Column]:
 def _print_jobs(asked: Asked, request: NodeJobsRequest) -> None:
     answer: NodeJobsAnswer = asked.call("history.node_jobs", request)
     if asked.style.json:
-        output.print_json(answer)
+        print_json(answer)
         return
     columns: list[Column] = [
         Column("JobID", _label),
@@ -157,7 +155,7 @@ def _print_jobs(asked: Asked, request: NodeJobsRequest) -> None:
         Column("CPUs", lambda one: str(one.cpus), right=True),
         Column("NodeList", lambda one: one.nodelist, widest=30),
     ]
-    output.print_table(columns, answer.jobs, asked.style)
+    print_table(columns, answer.jobs, asked.style)
     if not asked.style.parsable:
         whose = "" if answer.is_all else " that you may see"
         output.note(f"{number(len(answer.jobs), 'job')}{whose} at {show_time(answer.until)}.")
@@ -170,7 +168,7 @@ def _label(one: JobThen) -> str:
 def _print_events(asked: Asked, request: EventsRequest) -> None:
     answer: EventsAnswer = asked.call("history.events", request)
     if asked.style.json:
-        output.print_json(answer)
+        print_json(answer)
         return
     newest_last: list[EventTold] = list(reversed(answer.events))
     columns = [
@@ -181,4 +179,4 @@ def _print_events(asked: Asked, request: EventsRequest) -> None:
         Column("Why", lambda one: words(one).why, widest=60),
         Column("Failed", lambda one: "yes" if words(one).failed else "", usual=False),
     ]
-    output.print_table(columns, newest_last, asked.style)
+    print_table(columns, newest_last, asked.style)

@@ -11,17 +11,101 @@ import shlex
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from datetime import UTC, datetime, tzinfo
+from functools import lru_cache
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
 
-from steward.cli.text import safe, safe_lines
 from steward.core.errors import UsageError
-from steward.core.printable import no_formula
+from steward.core.printable import no_formula, safe, safe_lines
+from steward.slurm.times import relative_form
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+
+__all__ = ["decode", "number", "safe", "safe_lines", "size"]
+
+
+def decode(data: bytes) -> str:
+    r"""Bytes as text; what is not UTF-8 becomes escapes such as ``\xff``."""
+    return data.decode("utf-8", "backslashreplace")
+
+
+def number(count: int, what: str) -> str:
+    """So many of something: ``1 script``, ``2 scripts``."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def size(count: int | None) -> str:
+    """A size for people: ``812``, ``1.2K``, ``3.4M``; "" for None."""
+    if count is None:
+        return ""
+    amount = float(count)
+    for unit in ("", "K", "M", "G", "T"):
+        if amount < 999.5 or unit == "T":
+            return f"{count}" if not unit else f"{amount:.1f}{unit}"
+        amount /= 1024
+    raise AssertionError("the loop ends at its last unit")
+
+
+_STANDARD = "%Y-%m-%dT%H:%M:%S"
+
+
+@lru_cache(maxsize=32)
+def _zone(name: str) -> tzinfo | None:
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        # A zone that this host does not know: its own is the next best.
+        return None
+
+
+def local(moment: datetime, zone: str = "") -> datetime:
+    """A moment in the zone that it is to be shown in.
+
+    Args:
+        moment: Aware.
+        zone: IANA name of the cluster's zone, "" for the system's; TZ comes before it.
+    """
+    try:
+        if zone and "TZ" not in os.environ:
+            return moment.astimezone(_zone(zone))
+        return moment.astimezone()
+    except (OverflowError, OSError, ValueError):
+        # At the ends of the calendar there is no such moment in every zone.
+        return moment
+
+
+def show_time(moment: datetime | None, zone: str = "", now: datetime | None = None) -> str:
+    """A time as text; "" for None.
+
+    Args:
+        moment: Aware.
+        zone: As for :func:`local`.
+        now: The present moment, for ``SLURM_TIME_FORMAT=relative``.
+    """
+    if moment is None:
+        return ""
+    here = local(moment, zone)
+    form = os.environ.get("SLURM_TIME_FORMAT", "")
+    if form == "relative":
+        form = relative_form(here, local(now or datetime.now(UTC), zone))
+    elif form in ("", "standard"):
+        form = _STANDARD
+    return here.strftime(form)
+
+
+def zone_to_ask_in() -> str:
+    """The IANA zone that typed times are meant in, by TZ; "" for the cluster's."""
+    name = os.environ.get("TZ", "").removeprefix(":")
+    return name if name and _zone(name) is not None else ""
+
 
 _STATE_COLOURS = {
     "COMPLETED": "green",
@@ -138,7 +222,7 @@ def print_table(columns: Sequence[Column], rows: Iterable[Any], style: Style) ->
     elif is_terminal():
         table = list(rows)
         if table:
-            show(_drawn_table(chosen, table, style))
+            print_all(_drawn_table(chosen, table, style))
     else:
         _print_aligned(chosen, rows, style)
 
@@ -197,7 +281,7 @@ def console() -> "Console":
     return Console(highlight=False, markup=False, emoji=False)
 
 
-def show(*renderables: "RenderableType") -> None:
+def print_all(*renderables: "RenderableType") -> None:
     """Show something on a terminal, through a pager where it is longer than the screen."""
     from rich.console import Group
 
@@ -324,3 +408,56 @@ def _drawn_table(columns: Sequence[Column], rows: list[Any], style: Style) -> "R
             cells.append(Text(cell, style=colour or ""))
         table.add_row(*cells)
     return table
+
+
+_EVERY_S = 0.1
+
+
+class Bar:
+    """One line that says how far the work is, and vanishes at the end."""
+
+    def __init__(self) -> None:
+        self._is_shown = sys.stderr.isatty()
+        self._count = 0
+        self._drawn_at = 0.0
+        self._width = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._width:
+            sys.stderr.write(f"\r{'':{self._width}}\r")
+            sys.stderr.flush()
+
+    def step(self, what: str) -> None:
+        """One more is done.
+
+        Args:
+            what: Of what, in the plural.
+        """
+        self._count += 1
+        self.show(self._count, None, what)
+
+    def show(self, done: int, total: int | None, what: str) -> None:
+        """So many are done.
+
+        Args:
+            done: How many.
+            total: Of how many; None where that is not known.
+            what: Of what, in the plural.
+        """
+        now = time.monotonic()
+        if not self._is_shown or now - self._drawn_at < _EVERY_S:
+            return
+        self._drawn_at = now
+        share = f" of {total} ({100 * done // total} %)" if total else ""
+        line = f"{done}{share} {what}"
+        sys.stderr.write(f"\r{line:{self._width}}")
+        sys.stderr.flush()
+        self._width = len(line)

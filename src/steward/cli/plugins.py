@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from steward.admin.certificates import Authority
 from steward.admin.plugins.build import DEFAULT_LIBDIR
 from steward.admin.plugins.installation import DEFAULT_LINES, DEFAULT_PLUGSTACK, DEFAULT_SPOOL
 from steward.capture.settings import SensorSettings
-from steward.cli import options
-from steward.cli.lazy import ADMINISTRATORS, CONTEXT, Entry, LazyGroup
+from steward.cli.groups import ADMINISTRATORS, CONTEXT, Entry, LazyGroup
+from steward.cli.options import Config
 from steward.core.config.reader import DEFAULT_PATH
 from steward.core.errors import UsageError
 
@@ -49,7 +50,7 @@ class PluginsGroup(LazyGroup):
             "certificates",
             ADMINISTRATORS,
             "Make certificates for nodes, and for Steward.",
-            "steward.cli.certificates",
+            "steward.cli.plugins",
             "certificates",
         ),
     )
@@ -174,7 +175,7 @@ def install(
     user: Annotated[
         str, typer.Option("--user", metavar="NAME", help="With --trigger: SlurmUser.")
     ] = "",
-    config: options.Config = DEFAULT_PATH,
+    config: Config = DEFAULT_PATH,
 ) -> None:
     """Have Slurm load the SPANK plugin on this node, or slurmctld what is its own.
 
@@ -245,7 +246,7 @@ def check(
     trigger: Trigger = False,
     helper: Helper = _SENSOR.helper,
     secret: Secret = _SENSOR.secret_file,
-    config: options.Config = DEFAULT_PATH,
+    config: Config = DEFAULT_PATH,
 ) -> None:
     """Say what would go wrong when Slurm loads them; the exit code is 1 if anything would.
 
@@ -256,7 +257,7 @@ def check(
     from steward.admin.plugins.job_submit import check_reach, check_submit, conf_of
     from steward.admin.plugins.jobcomp import check_jobcomp
     from steward.admin.plugins.spank import check_coming, check_shim, spool_of
-    from steward.cli.text import safe
+    from steward.core.printable import safe
 
     if jobcomp:
         wrong = check_jobcomp(_shown(slurm_prefix), jobcomp)
@@ -288,7 +289,7 @@ def check(
 
 
 def _tell(installed: "Installed") -> None:
-    from steward.cli.text import safe
+    from steward.core.printable import safe
 
     for path in installed.written:
         typer.echo(safe(path))
@@ -354,3 +355,40 @@ def _client(prefix: str) -> "Slurm":
     from steward.slurm.settings import ClusterSettings
 
     return Slurm("here", ClusterSettings(slurm_bin=f"{prefix}/bin" if prefix else ""))
+
+
+def certificates(
+    directory: Annotated[
+        str, typer.Argument(metavar="DIR", help="Where they are kept, keys included.")
+    ],
+    server: Annotated[
+        list[str] | None,
+        typer.Option("--server", metavar="HOST", help="A name or address that agents are given."),
+    ] = None,
+    nodes: Annotated[
+        str, typer.Option("--nodes", metavar="NODELIST", help="Nodes, as Slurm writes them.")
+    ] = "",
+    cluster: Annotated[
+        str,
+        typer.Option("--cluster", metavar="NAME", help="Their cluster, where Steward has several."),
+    ] = "",
+    days: Annotated[
+        int, typer.Option("--days", min=1, max=36500, help="How long they are valid.")
+    ] = 1825,
+) -> None:
+    """Make certificates for nodes, and for Steward.
+
+    An authority is made with the first of them. What is there is left as it is: remove a
+    file and its key to have it made anew. Each node needs ca.crt and its own two files.
+    """
+    if not server and not nodes:
+        raise UsageError("say for whom: --server for Steward's host, --nodes for nodes")
+    authority = Authority(directory, days)
+    if server:
+        is_new = authority.server(server)
+        typer.echo(f"{directory}/server.crt {'is new' if is_new else 'was there'}")
+        if is_new:
+            typer.echo(f"Now give {directory}/server.key to Steward's user, by chown")
+    made = [is_new for _, is_new in authority.nodes(nodes, cluster)] if nodes else []
+    if made:
+        typer.echo(f"{directory}/nodes: {sum(made)} new, {len(made) - sum(made)} were there")

@@ -8,11 +8,19 @@ import typer
 
 from steward.accounting.sacct.values import span
 from steward.cli import options, output
-from steward.cli.asking import Asked, asking_columns, taking
-from steward.cli.lazy import CONTEXT
-from steward.cli.output import Column
-from steward.cli.times import show as show_time
-from steward.cli.times import zone_to_ask_in
+from steward.cli.groups import CONTEXT
+from steward.cli.options import (
+    Accounts,
+    Asked,
+    Clusters,
+    Partitions,
+    Users,
+    asking_columns,
+    not_empty,
+    with_options,
+)
+from steward.cli.output import Column, print_csv, print_json, print_table, zone_to_ask_in
+from steward.cli.output import show_time as show_time
 from steward.core.errors import UsageError
 from steward.reports.requests import (
     AccountRow,
@@ -38,7 +46,7 @@ Since = Annotated[
         *("--starttime", "--since", "-S"),
         metavar="TIME",
         help="Since: now-30days, 2026-11-01; the day before today if not given.",
-        callback=options.not_empty,
+        callback=not_empty,
     ),
 ]
 Until = Annotated[
@@ -47,7 +55,7 @@ Until = Annotated[
         *("--endtime", "--until", "-E"),
         metavar="TIME",
         help="Until; last midnight if not given.",
-        callback=options.not_empty,
+        callback=not_empty,
     ),
 ]
 ByOption = Annotated[
@@ -102,7 +110,7 @@ def _of_time(
     since: Since = "",
     until: Until = "",
     by: ByOption = "",
-    clusters: options.Clusters = None,
+    clusters: Clusters = None,
     unit: UnitOption = "hours",
     as_csv: Csv = False,
 ) -> Wanted:
@@ -125,10 +133,10 @@ def _of_jobs(
     since: Since = "",
     until: Until = "",
     by: ByOption = "",
-    clusters: options.Clusters = None,
-    accounts: options.Accounts = None,
-    users: options.Users = None,
-    partitions: options.Partitions = None,
+    clusters: Clusters = None,
+    accounts: Accounts = None,
+    users: Users = None,
+    partitions: Partitions = None,
     unit: UnitOption = "hours",
     as_csv: Csv = False,
 ) -> Wanted:
@@ -152,7 +160,7 @@ def report() -> None:
 
 @app.command()
 @asking_columns
-@taking(_of_time)
+@with_options(_of_time)
 def cluster(wanted: Wanted, asked: Asked) -> None:
     """Tell what a cluster's CPUs and GPUs did, as 'sreport cluster Utilization' does."""
     answer = asked.call("reports.cluster", ClusterRequest(**wanted.fields))
@@ -199,7 +207,7 @@ def _share(part: int | None, whole: int | None) -> str:
 
 @app.command()
 @asking_columns
-@taking(_of_jobs)
+@with_options(_of_jobs)
 def accounts(wanted: Wanted, asked: Asked) -> None:
     """Tell who used what: each account in all, then its users."""
     answer = asked.call("reports.accounts", AccountsRequest(**wanted.fields))
@@ -213,7 +221,7 @@ def accounts(wanted: Wanted, asked: Asked) -> None:
 
 @app.command()
 @asking_columns
-@taking(_of_jobs)
+@with_options(_of_jobs)
 def users(
     wanted: Wanted,
     asked: Asked,
@@ -247,7 +255,7 @@ def _used(rows: Sequence[AccountRow | UserRow | PartitionRow], wanted: Wanted) -
 
 @app.command()
 @asking_columns
-@taking(_of_jobs)
+@with_options(_of_jobs)
 def partitions(wanted: Wanted, asked: Asked) -> None:
     """Tell what was used of partitions, and how long jobs waited for them."""
     answer = asked.call("reports.partitions", PartitionsRequest(**wanted.fields))
@@ -277,7 +285,7 @@ def _waits() -> list[Column]:
 
 @app.command()
 @asking_columns
-@taking(_of_jobs)
+@with_options(_of_jobs)
 def waits(
     wanted: Wanted,
     asked: Asked,
@@ -306,7 +314,7 @@ def _size(row: Any) -> str:
 
 @app.command()
 @asking_columns
-@taking(_of_jobs)
+@with_options(_of_jobs)
 def jobs(wanted: Wanted, asked: Asked) -> None:
     """Tell how many jobs there were, by account, size and state."""
     answer = asked.call("reports.jobs", JobsRequest(**wanted.fields))
@@ -323,7 +331,7 @@ def jobs(wanted: Wanted, asked: Asked) -> None:
 
 @app.command()
 @asking_columns
-@taking(_of_jobs)
+@with_options(_of_jobs)
 def waste(
     wanted: Wanted,
     asked: Asked,
@@ -357,7 +365,7 @@ def _print(answer: ReportAnswer, wanted: Wanted, asked: Asked, columns: Sequence
     if wanted.csv and (style.json or style.parsable):
         raise UsageError("--csv, --json and --parsable2 exclude each other")
     if style.json:
-        output.print_json(answer)
+        print_json(answer)
         return
     rows = answer.rows
     periods, zone = answer.periods, answer.zone
@@ -370,14 +378,14 @@ def _print(answer: ReportAnswer, wanted: Wanted, asked: Asked, columns: Sequence
         *columns,
     ]
     if wanted.csv:
-        output.print_csv(table, rows, style)
+        print_csv(table, rows, style)
         return
     if not style.parsable:
         begin, end = (show_time(at, zone) for at in (periods[0].since, periods[-1].until))
         output.note(f"From {begin} to {end}, in {wanted.unit}.")
         if not answer.is_all:
             output.note("Of jobs that you may see: yours, and those of accounts that you lead.")
-    output.print_table(table, rows, style)
+    print_table(table, rows, style)
     if not rows and not style.parsable:
         output.warn(_empty(answer, wanted))
 

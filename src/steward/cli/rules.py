@@ -21,13 +21,11 @@ from steward.automation.rules.requests import (
     TryAnswer,
     TryRequest,
 )
-from steward.cli import options, output
-from steward.cli.asking import Asked, asking_columns, asking_json
-from steward.cli.lazy import CONTEXT
-from steward.cli.output import Column
-from steward.cli.text import number
-from steward.cli.times import show as show_time
-from steward.cli.times import zone_to_ask_in
+from steward.cli import output
+from steward.cli.groups import CONTEXT
+from steward.cli.options import LAST, Asked, asking_columns, asking_json
+from steward.cli.output import Column, number, print_json, print_table, zone_to_ask_in
+from steward.cli.output import show_time as show_time
 from steward.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -68,7 +66,7 @@ def check(
     """
     answer: CheckAnswer = _checked(files) if files else asked.call("rules.check", CheckRequest())
     if asked.style.json:
-        output.print_json(answer)
+        print_json(answer)
     else:
         _say_troubles(answer.troubles)
         if stackstorm:
@@ -95,9 +93,9 @@ def list_(asked: Asked) -> None:
     """List the rules."""
     answer: ListAnswer = asked.call("rules.list", ListRequest())
     if asked.style.json:
-        output.print_json(answer)
+        print_json(answer)
         return
-    output.print_table(_RULE_COLUMNS, answer.rules, asked.style)
+    print_table(_RULE_COLUMNS, answer.rules, asked.style)
     _say_troubles(answer.troubles)
     if not answer.running:
         output.warn("no rule is run: set enabled = true in [rules]")
@@ -152,7 +150,7 @@ def try_(
         else asked.call("rules.test", TryRequest(event=given, rule=rule))
     )
     if asked.style.json:
-        output.print_json(answer)
+        print_json(answer)
     else:
         print(f"It is a {answer.trigger}.")
         for line in answer.rules:
@@ -223,7 +221,7 @@ def disable(asked: Asked, rule: RuleName) -> None:
 def _switch(asked: Asked, name: str, rule: str) -> None:
     answer: SwitchAnswer = asked.call(name, SwitchRequest(rule=rule))
     if asked.style.json:
-        output.print_json(answer)
+        print_json(answer)
         return
     state = "on" if answer.enabled else "off"
     print(f"{answer.rule} is {state}{', as it was' if answer.was == answer.enabled else ''}.")
@@ -236,7 +234,7 @@ def history(
     execution: Annotated[
         int,
         typer.Argument(
-            metavar="[ID]", min=0, max=options.LAST, help="Only this execution.", show_default=False
+            metavar="[ID]", min=0, max=LAST, help="Only this execution.", show_default=False
         ),
     ] = 0,
     rule: Annotated[str, typer.Option("--rule", metavar="NAME", help="Only this rule's.")] = "",
@@ -267,9 +265,9 @@ def history(
     )  # fmt: skip
     answer: HistoryAnswer = asked.call("rules.history", request)
     if asked.style.json:
-        output.print_json(answer)
+        print_json(answer)
     elif answer.executions or asked.style.parsable:
-        output.print_table(_HISTORY_COLUMNS, answer.executions, asked.style)
+        print_table(_HISTORY_COLUMNS, answer.executions, asked.style)
     else:
         output.note("No rule has acted.")
 

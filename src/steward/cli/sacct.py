@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from steward.accounting.sacct.options import Options, completions, options
 from steward.accounting.sacct.requests import SacctAnswer, SacctText
-from steward.cli.ending import ended
-from steward.cli.text import number
-from steward.cli.times import zone_to_ask_in
-from steward.client.asking import elsewhere, where
-from steward.client.place import Place
+from steward.cli.errors import ended
+from steward.cli.output import number, zone_to_ask_in
+from steward.client.calls import elsewhere, where
+from steward.client.places import Place
 from steward.core.access import this_user
 from steward.core.config import Settings
 from steward.core.errors import StewardError, UsageError
@@ -104,10 +103,10 @@ def _pieces(asked: Options) -> Iterator[str]:
 
 
 def _say_window(answer: SacctAnswer) -> None:
-    from steward.cli.times import show
+    from steward.cli.output import show_time
     from steward.core.timestamps import moment
 
-    since, until = (show(moment(us)) for us in (answer.since, answer.until))
+    since, until = (show_time(moment(us)) for us in (answer.since, answer.until))
     sys.stdout.flush()
     print(f"sacct: looked at {since} to {until}, {number(answer.lines, 'line')}", file=sys.stderr)
 
@@ -262,7 +261,8 @@ def _environment(asked: Options, job: str) -> bytes:
 
 
 def _of_archive(asked: Options, name: str, request: Any) -> Any:
-    from steward.client.asking import action, call
+    from steward.client.calls import call
+    from steward.daemon.registry import action
 
     return call(_place(asked), action(name), request)
 

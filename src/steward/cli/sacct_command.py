@@ -2,7 +2,7 @@
 
 import typer
 
-from steward.cli.lazy import CONTEXT
+from steward.cli.groups import CONTEXT
 
 app = typer.Typer(context_settings=CONTEXT, add_completion=False)
 

@@ -12,6 +12,7 @@ import typer
 if TYPE_CHECKING:
     from steward.sandbox import Sandbox
 
+
 app = typer.Typer(
     help="A throwaway real Slurm cluster, under one directory.",
     no_args_is_help=True,
@@ -182,3 +183,26 @@ def _greet(sandbox: "Sandbox", took_s: float) -> None:
     for words in (f"run{where} -- sinfo", f"run{where} --user {first} -- sbatch --wrap hostname"):
         typer.echo(f"  steward sandbox {words}")
     typer.echo(f"  steward sandbox {shlex.join(['down', *where.split()])}")
+
+
+def demo(
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave it up, and say how to go on and how to end it.")
+    ] = False,
+    directory: Annotated[
+        str,
+        typer.Option("--dir", metavar="D", help="Where everything goes; removed at the end."),
+    ] = "",
+    slurm: Annotated[
+        str,
+        typer.Option("--slurm", metavar="VERSION", help="24.11 or 26.05; else the installed one."),
+    ] = "",
+) -> None:
+    """See it all on a throwaway cluster.
+
+    Brings up a real Slurm, has jobs submitted, shows what is kept of them, and
+    checks that all of it is right: the exit code is 1 if anything is not.
+    """
+    from steward.demo import play
+
+    raise typer.Exit(1 if play(keep=keep, directory=directory, slurm=slurm) else 0)

@@ -15,12 +15,10 @@ from steward.admin.status.requests import (
     StatusShowRequest,
 )
 from steward.cli import output
-from steward.cli.asking import Asked, asking
-from steward.cli.options import Config, Socket
-from steward.cli.output import Column
-from steward.cli.text import number, size
-from steward.cli.times import show as show_time
-from steward.client.place import Place
+from steward.cli.options import Asked, Config, Socket, asking
+from steward.cli.output import Column, Style, number, print_json, print_table, size
+from steward.cli.output import show_time as show_time
+from steward.client.places import Place
 from steward.core.errors import Unavailable
 from steward.core.files import replacing, told_by
 from steward.core.poll_status import LONG_INTERVAL_S
@@ -46,9 +44,9 @@ def status(
     """Show how Steward itself stands: processes, backlog, clusters, disks, the bank."""
     answer: StatusShowAnswer = asked.call("status.show", StatusShowRequest(gaps=gaps))
     if asked.style.json:
-        output.print_json(answer)
+        print_json(answer)
     else:
-        output.print_table(_COLUMNS, list(_rows(answer)), asked.style)
+        print_table(_COLUMNS, list(_rows(answer)), asked.style)
 
 
 def metrics(
@@ -62,7 +60,7 @@ def metrics(
     socket: Socket = "",
 ) -> None:
     """Print figures for Prometheus, as for node_exporter's textfile collector."""
-    asked = Asked(output.Style(), Place(config=config, socket=socket))
+    asked = Asked(Style(), Place(config=config, socket=socket))
     answer: MetricsAnswer = asked.call("status.metrics", MetricsRequest())
     data = answer.text.encode()
     if not to:

@@ -5,6 +5,6 @@ line, find whom to ask and understand the answer.
 """
 
 from steward.client.client import Client
-from steward.client.errors import ClientError, DaemonAway
+from steward.client.places import ClientError, DaemonAway
 
 __all__ = ["Client", "ClientError", "DaemonAway"]

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
-from steward.client.asking import action, elsewhere, where
-from steward.client.here import local, named_by_user
-from steward.client.place import Place, Web
+from steward.client.calls import elsewhere, where
+from steward.client.places import Place, Web, local, named_by_user
 from steward.core.access import this_user
 from steward.core.actions import Action, ActionError, request_of
 from steward.core.config import Settings
 from steward.core.errors import UsageError
+from steward.daemon.registry import action
 
 
 class Client:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Final
 
 import msgspec
 
-from steward.client.errors import ClientError, DaemonAway
+from steward.client.places import ClientError, DaemonAway
 from steward.core.actions import Action
 from steward.core.waits import Backoff
 from steward.daemon.requests import Busy, Reply, address, ask_line, error_of, read_reply

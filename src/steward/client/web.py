@@ -14,8 +14,7 @@ import msgspec
 
 from steward import __version__
 from steward.admin.credentials.errors import NotKnown
-from steward.client.errors import ClientError, DaemonAway
-from steward.client.place import Web
+from steward.client.places import ClientError, DaemonAway, Web
 from steward.client.sockets import SILENCE_S, not_understood, replies, told
 from steward.core.actions import Action
 from steward.core.errors import (

@@ -9,8 +9,9 @@ import typer
 from steward.bank import money
 from steward.bank.context import BankAnswer
 from steward.bank.money import Unit
-from steward.cli import options, output
-from steward.cli.times import show as show_time
+from steward.cli import output
+from steward.cli.options import not_empty
+from steward.cli.output import show_time as show_time
 
 Reason = Annotated[
     str,
@@ -22,7 +23,7 @@ NeededReason = Annotated[
         "--reason",
         metavar="TEXT",
         help="Why; it stands in the books for good.",
-        callback=options.not_empty,
+        callback=not_empty,
     ),
 ]
 Key = Annotated[
@@ -31,28 +32,22 @@ Key = Annotated[
         "--key",
         metavar="TEXT",
         help="A name for this: done again under the same, nothing is done. Random if not given.",
-        callback=options.not_empty,
+        callback=not_empty,
     ),
 ]
 Account = Annotated[str, typer.Argument(metavar="ACCOUNT", help="The account.")]
 Amount = Annotated[str, typer.Argument(metavar="AMOUNT", help="Such as 1250 or 0.5.")]
 AccountOption = Annotated[
     str,
-    typer.Option(
-        "--account", "-A", metavar="NAME", help="Only this account.", callback=options.not_empty
-    ),
+    typer.Option("--account", "-A", metavar="NAME", help="Only this account.", callback=not_empty),
 ]
 UserOption = Annotated[
     str,
-    typer.Option(
-        "--user", "-u", metavar="NAME", help="Only this user.", callback=options.not_empty
-    ),
+    typer.Option("--user", "-u", metavar="NAME", help="Only this user.", callback=not_empty),
 ]
 ClusterOption = Annotated[
     str,
-    typer.Option(
-        "--cluster", "-M", metavar="NAME", help="The cluster.", callback=options.not_empty
-    ),
+    typer.Option("--cluster", "-M", metavar="NAME", help="The cluster.", callback=not_empty),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 
@@ -65,7 +60,7 @@ def since(text: str) -> typer.models.OptionInfo:
         "-S",
         metavar="TIME",
         help=text,
-        callback=options.not_empty,
+        callback=not_empty,
     )
     return found
 
@@ -73,7 +68,7 @@ def since(text: str) -> typer.models.OptionInfo:
 def until(text: str = "Until; now if not given.") -> typer.models.OptionInfo:
     """The option for an end."""
     found: typer.models.OptionInfo = typer.Option(
-        "--endtime", "--until", "-E", metavar="TIME", help=text, callback=options.not_empty
+        "--endtime", "--until", "-E", metavar="TIME", help=text, callback=not_empty
     )
     return found
 

@@ -14,6 +14,7 @@ from typer.core import TyperGroup
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+
 EVERYONE = "For everyone"
 OPERATORS = "For operators"
 ADMINISTRATORS = "For administrators"

@@ -56,7 +56,7 @@ def ended(command: Callable[[], int], *, debug: bool) -> int:
 
 def tell(message: str, code: int, *, debug: bool) -> int:
     """Say in one line how a command ended; its exit code."""
-    from steward.cli.text import safe
+    from steward.core.printable import safe
 
     if debug:
         import traceback

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from steward.cli.text import safe
+from steward.core.printable import safe
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
 
 Piece = tuple[str, str]
 Row = list[Piece]

@@ -14,10 +14,9 @@ from steward.admin.credentials.requests import (
 )
 from steward.admin.credentials.store import Credential
 from steward.cli import options, output
-from steward.cli.asking import Asked, asking_columns, asking_json
-from steward.cli.lazy import CONTEXT, EVERYONE, Entry, LazyGroup
-from steward.cli.output import Column
-from steward.cli.times import show
+from steward.cli.groups import CONTEXT, EVERYONE, Entry, LazyGroup
+from steward.cli.options import LAST, Asked, asking_columns, asking_json, not_empty
+from steward.cli.output import Column, print_json, print_table, show_time
 from steward.core.access import SCOPES
 from steward.core.errors import UsageError
 
@@ -67,7 +66,7 @@ def create(
             "--scope",
             metavar="SCOPE,…",
             help=f"What it may do: {', '.join(SCOPES)}; 'read' if not given.",
-            callback=options.not_empty,
+            callback=not_empty,
         ),
     ] = None,
     expires: Annotated[
@@ -76,7 +75,7 @@ def create(
             "--expires",
             metavar="TIME",
             help="How long it is good: 12h, 30d, 8w; if not given 90d, or the most there is.",
-            callback=options.not_empty,
+            callback=not_empty,
         ),
     ] = "",
     user: Annotated[
@@ -86,7 +85,7 @@ def create(
             "-u",
             metavar="NAME",
             help="Whose it is; only root makes one for another.",
-            callback=options.not_empty,
+            callback=not_empty,
         ),
     ] = "",
     name: Annotated[str, typer.Option("--name", metavar="TEXT", help="What it is for.")] = "",
@@ -103,13 +102,13 @@ def create(
     request = TokenCreateRequest(name=name, scopes=scopes, expires_s=wanted_s, user=user)
     answer: TokenAnswer = asked.call("credentials.token_create", request)
     if asked.style.json:
-        output.print_json(answer)
+        print_json(answer)
         return
     print(answer.secret)
     made = answer.token
     output.note(
         f"Token {made.id} of {made.user}, for {', '.join(made.scopes)}, "
-        f"good until {show(made.expires)}."
+        f"good until {show_time(made.expires)}."
     )
 
 
@@ -126,9 +125,9 @@ _COLUMNS: Final = [
     Column("Kind", lambda row: row.kind, usual=False),
     Column("How", lambda row: row.how, usual=False),
     Column("Scopes", lambda row: ",".join(row.scopes)),
-    Column("Created", lambda row: show(row.created)),
-    Column("Expires", lambda row: _ENDED if row.ended else show(row.expires)),
-    Column("Used", lambda row: show(row.used)),
+    Column("Created", lambda row: show_time(row.created)),
+    Column("Expires", lambda row: _ENDED if row.ended else show_time(row.expires)),
+    Column("Used", lambda row: show_time(row.used)),
     Column("Name", lambda row: row.name),
 ]
 
@@ -147,10 +146,10 @@ def list_(
     request = TokenListRequest(everybodys=everybodys, sessions=sessions)
     answer: TokenListAnswer = asked.call("credentials.token_list", request)
     if asked.style.json:
-        output.print_json(answer)
+        print_json(answer)
         return
     rows: tuple[Credential, ...] = answer.tokens
-    output.print_table(_COLUMNS, rows, asked.style)
+    print_table(_COLUMNS, rows, asked.style)
 
 
 @asking_json
@@ -158,12 +157,26 @@ def revoke(
     asked: Asked,
     numbers: Annotated[
         list[int],
-        typer.Argument(
-            metavar="ID", min=1, max=options.LAST, help="Those of 'steward token list'."
-        ),
+        typer.Argument(metavar="ID", min=1, max=LAST, help="Those of 'steward token list'."),
     ],
 ) -> None:
     """Take tokens back: from now on they let nobody in."""
     answer = asked.call("credentials.token_revoke", TokenRevokeRequest(numbers=tuple(numbers)))
     if asked.style.json:
-        output.print_json(answer)
+        print_json(answer)
+
+
+@asking_json
+def login(asked: Asked) -> None:
+    """Print a link that opens the pages.
+
+    It logs you in, once, and only for a few minutes: give it to nobody.
+    """
+    from steward.admin.credentials.requests import LoginRequest
+
+    answer = asked.call("credentials.login", LoginRequest())
+    if asked.style.json:
+        print_json(answer)
+        return
+    print(answer.url)
+    output.note(f"It can be used once, until {show_time(answer.expires)}.")

@@ -11,9 +11,17 @@ from typing import Any
 
 import msgspec
 
-from steward.client import here
-from steward.client.here import is_ours, local, settings_readable
-from steward.client.place import Place, Web
+from steward.client.places import (
+    Place,
+    Web,
+    archive_socket,
+    is_ours,
+    listens_at,
+    local,
+    named_by_host,
+    named_by_user,
+    settings_readable,
+)
 from steward.client.sockets import remote
 from steward.core.actions import Action, Registry
 from steward.core.config import Settings
@@ -76,7 +84,7 @@ def where(place: Place) -> Settings | str | Web:
     Raises:
         UsageError: More than one way was named, or the one named cannot be gone.
     """
-    if place.config and place.socket and here.listens_at(place.socket, place.config):
+    if place.config and place.socket and listens_at(place.socket, place.config):
         place = Place(config=place.config, archive=place.archive)
     named = [option for option in msgspec.structs.asdict(place).items() if option[1]]
     if len(named) > 1:
@@ -84,15 +92,15 @@ def where(place: Place) -> Settings | str | Web:
         raise UsageError(f"{names} name different places to ask: give one of them")
     if place.socket:
         return place.socket
-    path = here.archive_socket(place)
+    path = archive_socket(place)
     if path:
         return path
-    far = None if named else here.named_by_user()
+    far = None if named else named_by_user()
     if far is not None:
         return far
     settings = settings_readable(place)
     if settings is None:
-        return here.named_by_host()
+        return named_by_host()
     return settings if is_ours(settings) else settings.socket
 
 

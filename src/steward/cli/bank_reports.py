@@ -1,24 +1,27 @@
 """``steward bank balance``, ``statement`` and ``holds``: what is there, and where it went."""
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from steward.bank.actions.reports import (
     AccountBalance,
     BalanceAnswer,
     BalanceRequest,
+    Grouping,
     HoldsAnswer,
     HoldsRequest,
     StatementAnswer,
     StatementRequest,
+    UsageAnswer,
+    UsageRequest,
 )
-from steward.bank.ledger import StatementLine
+from steward.bank.ledger import StatementLine, UsageRow
 from steward.bank.records import Hold
 from steward.cli import options, output
-from steward.cli.asking import Asked, asking_columns
-from steward.cli.bank_text import (
+from steward.cli.bank_options import (
     AccountOption,
     ClusterOption,
     Shown,
@@ -28,8 +31,10 @@ from steward.cli.bank_text import (
     since,
     until,
 )
-from steward.cli.output import Column
-from steward.cli.times import zone_to_ask_in
+from steward.cli.charts import bar, pens
+from steward.cli.charts import plain as without_styles
+from steward.cli.options import LAST, Asked, asking_columns, not_empty
+from steward.cli.output import Column, print_csv, print_json, print_table, show_time, zone_to_ask_in
 from steward.core.errors import UsageError
 from steward.core.timestamps import moment
 
@@ -50,11 +55,11 @@ def balance(
     request = BalanceRequest(accounts=options.split(accounts))
     answer: BalanceAnswer = asked.call("bank.balance", request)
     if style.json:
-        output.print_json(answer)
+        print_json(answer)
         return
     if not answer.accounts:
         output.note("There is no account that you are in.")
-    output.print_table(_balances(answer), answer.accounts, style)
+    print_table(_balances(answer), answer.accounts, style)
     if not all(one.known for one in answer.accounts):
         output.note(
             "Jobs were charged to an account that nobody created: "
@@ -132,16 +137,16 @@ def statement(
     found, shown = answer.statement, Shown(answer)
     table = _lines(shown, answer.names)
     if style.json:
-        output.print_json(answer)
+        print_json(answer)
     elif as_csv:
-        output.print_csv(table, found.lines, style)
+        print_csv(table, found.lines, style)
     elif style.parsable:
-        output.print_table(table, found.lines, style)
+        print_table(table, found.lines, style)
     else:
         if found.account:
             say(f"{found.account}: {shown.whole(found.opening)} at {shown.time(found.begin)}.")
         if found.lines:
-            output.print_table(table, found.lines, style)
+            print_table(table, found.lines, style)
         else:
             say("Nothing happened.")
         if found.account and not found.user:
@@ -182,9 +187,7 @@ def holds(
     cluster: ClusterOption = "",
     job: Annotated[
         int,
-        typer.Option(
-            "--jobs", "-j", min=0, max=options.LAST, metavar="ID", help="Only of this job."
-        ),
+        typer.Option("--jobs", "-j", min=0, max=LAST, metavar="ID", help="Only of this job."),
     ] = 0,
 ) -> None:
     """Show what money is spoken for.
@@ -195,11 +198,11 @@ def holds(
     request = HoldsRequest(account=account, user=user, cluster=cluster, job_id=job)
     answer: HoldsAnswer = asked.call("bank.holds", request)
     if style.json:
-        output.print_json(answer)
+        print_json(answer)
         return
     if not answer.holds:
         output.note("Nothing is held.")
-    output.print_table(_holds(answer), answer.holds, style)
+    print_table(_holds(answer), answer.holds, style)
     if answer.holds and not style.parsable:
         output.note(f"{Shown(answer).whole(answer.total)} in all.")
 
@@ -227,3 +230,91 @@ def _holds(answer: HoldsAnswer) -> list[Column]:
         Column("Origin", lambda one: one.origin, usual=False),
         Column("Hold", lambda one: one.id, usual=False),
     ]  # fmt: skip
+
+
+_GROUPS = ("account", "user", "partition", "month", "day", "cluster")
+_BAR = 24
+
+
+@asking_columns
+def usage(
+    asked: Asked,
+    accounts: Annotated[
+        list[str] | None, typer.Argument(metavar="ACCOUNT", help="These; else all of yours.")
+    ] = None,
+    by: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--by",
+            metavar="WHAT,…",
+            help="user (if not given), account, partition, month, day or cluster.",
+            callback=not_empty,
+        ),
+    ] = None,
+    users: Annotated[
+        list[str] | None,
+        typer.Option("--user", "-u", metavar="NAME,…", help="Only of these.", callback=not_empty),
+    ] = None,
+    start: Annotated[str, since("Runs that began since; this year's if not given.")] = "",
+    end: Annotated[str, until()] = "",
+) -> None:
+    """Sum up what was used.
+
+    What was given back is taken off. Bars are shares of the largest row.
+    """
+    style = asked.style
+    request = UsageRequest(
+        by=_groups(options.split(by) or ("user",)),
+        accounts=options.split(accounts),
+        users=options.split(users),
+        since=start,
+        until=end,
+        zone=zone_to_ask_in(),
+    )
+    answer: UsageAnswer = asked.call("bank.usage", request)
+    if style.json:
+        print_json(answer)
+        return
+    if not answer.rows and not style.parsable:
+        begin, end = (show_time(at, answer.zone) for at in (answer.since, answer.until))
+        whose = "" if answer.is_all else " to you or to accounts that you own or coordinate"
+        say(f"No run that began from {begin} to {end} was charged{whose}.")
+        return
+    print_table(_columns(answer), answer.rows, style)
+    if not style.parsable:
+        output.note(f"{Shown(answer).whole(answer.total)} in all.")
+
+
+def _groups(names: tuple[str, ...]) -> tuple[Grouping, ...]:
+    for name in names:
+        if name not in _GROUPS:
+            raise UsageError(f"there is nothing to sum up by {name!r}: {', '.join(_GROUPS)}", name)
+    found: tuple[Grouping, ...] = msgspec.convert(names, tuple[Grouping, ...])
+    return found
+
+
+def _columns(answer: UsageAnswer) -> list[Column]:
+    shown = Shown(answer)
+    largest = max((row.amount for row in answer.rows), default=0)
+    drawing = pens()
+
+    def share(row: UsageRow) -> str:
+        return f"{100 * row.amount / answer.total:.1f}%" if answer.total > 0 else ""
+
+    def drawn(row: UsageRow) -> str:
+        part = row.amount / largest if largest > 0 else None
+        return without_styles([bar(part, _BAR, drawing, "")]).strip()
+
+    groups = [Column(name.capitalize(), _of(name)) for name in answer.by]
+    return [
+        *groups,
+        Column("Charges", lambda row: str(row.charges), None, True),
+        Column("Used", lambda row: shown.amount(row.amount), lambda row: plain(row.amount), True),
+        Column("Share", share, None, True),
+        # Programs have the numbers.
+        Column("Bar", drawn, lambda _: ""),
+    ]
+
+
+def _of(name: str) -> Any:
+    return lambda row: str(getattr(row, name)) or "-"

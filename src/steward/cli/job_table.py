@@ -3,9 +3,8 @@
 from collections.abc import Callable, Mapping
 
 from steward.archive.requests import JobLine
-from steward.cli.output import Column
-from steward.cli.text import size
-from steward.cli.times import show as show_time
+from steward.cli.output import Column, size
+from steward.cli.output import show_time as show_time
 
 WIDEST = 40
 """Letters of what users write at any length: one long name would make every line as long."""

@@ -1,0 +1,463 @@
+"""``steward archive list`` and ``search``: which jobs there were, and what their scripts hold."""
+
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from steward.archive.requests import (
+    DiffAnswer,
+    DiffRequest,
+    EnvAnswer,
+    EnvRequest,
+    Hit,
+    ListAnswer,
+    ListRequest,
+    SearchAnswer,
+    SearchRequest,
+    ShowAnswer,
+    ShowRequest,
+)
+from steward.cli import options, output
+from steward.cli.job_table import columns, facts, user
+from steward.cli.options import (
+    Accounts,
+    Archive,
+    Cluster,
+    Clusters,
+    Config,
+    Format,
+    JobId,
+    Jobs,
+    Json,
+    Names,
+    NoHeader,
+    Parsable,
+    Partitions,
+    Since,
+    Socket,
+    States,
+    Until,
+    Users,
+)
+from steward.cli.output import (
+    Column,
+    decode,
+    drawn_facts,
+    drawn_script,
+    is_terminal,
+    number,
+    print_all,
+    print_facts,
+    print_json,
+    print_table,
+    size,
+)
+from steward.cli.output import show_time as show_time
+from steward.client.calls import call
+from steward.client.places import Place
+from steward.core.errors import StewardError
+from steward.core.printable import safe, safe_lines
+from steward.daemon.registry import action
+
+_PAGE = 1000
+_SCREEN = 200
+
+Limit = Annotated[
+    int,
+    typer.Option("--limit", "-L", min=0, help="How many at most; 0 for all."),
+]
+
+
+def list_jobs(
+    users: Users = None,
+    accounts: Accounts = None,
+    jobs: Jobs = None,
+    names: Names = None,
+    states: States = None,
+    partitions: Partitions = None,
+    clusters: Clusters = None,
+    since: Since = "",
+    until: Until = "",
+    limit: Limit = 0,
+    as_json: Json = False,
+    parsable: Parsable = False,
+    noheader: NoHeader = False,
+    columns_: Format = "",
+    config: Config = "",
+    socket: Socket = "",
+    archive: Archive = "",
+) -> None:
+    """List jobs, newest first.
+
+    Without -S or -j these are the jobs of the last seven days. Jobs without a
+    script (salloc, srun) are listed as such.
+    """
+    style = options.style(as_json, parsable, noheader, columns_)
+    place = Place(config=config, socket=socket, archive=archive)
+    wanted = options.selection(
+        clusters, users, accounts, partitions, jobs, names, states, since, until
+    )
+    answer = _all_pages(place, wanted, limit)
+    if style.json:
+        print_json(answer)
+        return
+    several = len({job.cluster for job in answer.jobs}) > 1
+    print_table(columns(answer.zones, clusters=several), answer.jobs, style)
+    if answer.default_days:
+        output.note("The last seven days; -S for more." if answer.jobs else _nothing(answer))
+    if answer.next:
+        output.note(f"There are more than these {len(answer.jobs)}; --limit 0 for all.")
+
+
+def _nothing(answer: ListAnswer) -> str:
+    days = answer.default_days
+    return f"No jobs in the last {'seven' if days == 7 else days} days; -S for more."
+
+
+def _all_pages(place: Place, wanted: dict[str, Any], limit: int) -> ListAnswer:
+    """Pages put together into one answer, up to ``limit`` jobs."""
+    # A person reads the newest few; programs and pipes get all that was asked for.
+    most = limit or (_SCREEN if is_terminal() and not limit else 0)
+    pages: list[ListAnswer] = []
+    count, page = 0, ""
+    while True:
+        size = min(_PAGE, most - count) if most else _PAGE
+        request = ListRequest(**wanted, limit=size, page=page)
+        answer: ListAnswer = call(place, action("archive.list"), request)
+        pages.append(answer)
+        count += len(answer.jobs)
+        page = answer.next
+        if not page or (most and count >= most):
+            break
+    jobs = tuple(job for answer in pages for job in answer.jobs)
+    zones = {name: zone for answer in pages for name, zone in answer.zones.items()}
+    return msgspec.structs.replace(pages[0], jobs=jobs, zones=zones, next=page)
+
+
+def search(
+    terms: Annotated[
+        list[str], typer.Argument(metavar="TEXT…", help="Texts that must all stand in a script.")
+    ],
+    case: Annotated[bool, typer.Option("--case", help="Tell upper from lower case.")] = False,
+    words: Annotated[
+        bool, typer.Option("--word", "-w", help="Find whole words only, as grep -w.")
+    ] = False,
+    sink: Annotated[
+        str,
+        typer.Option(
+            "--in", metavar="SINK", help="Ask this sink (elasticsearch, opensearch) instead."
+        ),
+    ] = "",
+    count: Annotated[bool, typer.Option("--count", help="Count all hits, too.")] = False,
+    users: Users = None,
+    accounts: Accounts = None,
+    jobs: Jobs = None,
+    names: Names = None,
+    states: States = None,
+    partitions: Partitions = None,
+    clusters: Clusters = None,
+    since: Since = "",
+    until: Until = "",
+    limit: Limit = 50,
+    as_json: Json = False,
+    parsable: Parsable = False,
+    noheader: NoHeader = False,
+    config: Config = "",
+    socket: Socket = "",
+    archive: Archive = "",
+) -> None:
+    """Find scripts by what is in them.
+
+    Each TEXT is looked for just as it is written, blanks and all, so paths and
+    module names are found as well as words. The newest jobs come first.
+    """
+    style = options.style(as_json, parsable, noheader)
+    place = Place(config=config, socket=socket, archive=archive)
+    wanted = options.selection(
+        clusters, users, accounts, partitions, jobs, names, states, since, until
+    )
+    request = SearchRequest(
+        **wanted,
+        terms=tuple(terms),
+        case=case,
+        words=words,
+        count=count,
+        limit=limit or _PAGE,
+        sink=sink,
+    )
+    answer = _all_hits(place, request, all_of_them=limit == 0)
+    if style.json:
+        print_json(answer)
+    elif style.parsable:
+        print_table(_HIT_COLUMNS, answer.hits, style)
+    elif is_terminal():
+        print_all(*_hits_for_people(answer))
+    else:
+        _print_hits(answer)
+    _tell_about(answer)
+
+
+def _all_hits(place: Place, request: SearchRequest, *, all_of_them: bool) -> SearchAnswer:
+    """The hits, of as many pages as it takes to come to the limit."""
+    first: SearchAnswer = call(place, action("archive.search"), request)
+    hits, answer = list(first.hits), first
+    while answer.next and (all_of_them or len(hits) < request.limit):
+        room = request.limit if all_of_them else request.limit - len(hits)
+        more = msgspec.structs.replace(request, page=answer.next, limit=room, count=False)
+        answer = call(place, action("archive.search"), more)
+        hits += answer.hits
+    return msgspec.structs.replace(
+        first, hits=tuple(hits), next=answer.next, complete=answer.complete
+    )
+
+
+_HIT_COLUMNS = [
+    Column("Cluster", lambda hit: hit.job.cluster),
+    Column("JobID", lambda hit: hit.job.job),
+    Column("JobName", lambda hit: hit.job.name),
+    Column("User", lambda hit: user(hit.job)),
+    Column("Submit", lambda hit: show_time(hit.job.submit)),
+    Column("Line", lambda hit: str(hit.lines[0].number) if hit.lines else ""),
+    Column("Text", lambda hit: hit.lines[0].text if hit.lines else ""),
+]
+
+
+def _headline(hit: Hit, zones: dict[str, str]) -> str:
+    job = hit.job
+    when = show_time(job.submit, zones.get(job.cluster, ""))
+    return f"{safe(job.job)}  {safe(job.name)}  {safe(user(job))}  {when}"
+
+
+def _hits_for_people(answer: SearchAnswer) -> list[Any]:
+    from rich.text import Text
+
+    shown: list[Any] = []
+    for hit in answer.hits:
+        shown.append(Text(_headline(hit, answer.zones), style="bold"))
+        for line in hit.lines:
+            text = Text(f"{line.number:>6}  ", style="dim")
+            at = 0
+            for begin, end in line.spans:
+                text.append(safe(line.text[at:begin]), style="default not dim")
+                text.append(safe(line.text[begin:end]), style="bold red not dim")
+                at = end
+            shown.append(text.append(safe(line.text[at:]), style="default not dim"))
+        if hit.more_lines:
+            lines = "line" if hit.more_lines == 1 else "lines"
+            shown.append(Text(f"{'':>6}  and {hit.more_lines} more {lines}", style="dim"))
+    return shown
+
+
+def _print_hits(answer: SearchAnswer) -> None:
+    for hit in answer.hits:
+        print(_headline(hit, answer.zones))
+        for line in hit.lines:
+            print(f"{line.number:>6}  {safe(line.text)}")
+
+
+def _tell_about(answer: SearchAnswer) -> None:
+    if answer.count is not None:
+        output.note(f"{answer.count} in all.")
+    elif not answer.hits:
+        output.note("Nothing found.")
+    if answer.behind:
+        output.note(f"{number(answer.behind, 'event')} not indexed yet; try again in a moment.")
+    if not answer.complete:
+        output.note("Looking took too long and stopped; narrow it down with -u, -S or --limit.")
+    elif answer.next:
+        output.note(f"There are more than these {len(answer.hits)}; --limit 0 for all.")
+
+
+_TROUBLE = 2
+"""Exit code of diff(1) where it cannot compare."""
+
+
+class NoScript(StewardError):
+    """The job has no kept script."""
+
+
+def show(
+    job: JobId,
+    script: Annotated[
+        bool, typer.Option("--script", help="Print the script alone, byte for byte in a pipe.")
+    ] = False,
+    sbatch: Annotated[
+        bool, typer.Option("--sbatch", help="Print what would submit it to Slurm again.")
+    ] = False,
+    cluster: Cluster = "",
+    as_json: Json = False,
+    config: Config = "",
+    socket: Socket = "",
+    archive: Archive = "",
+) -> None:
+    """Show a job and the script it ran.
+
+    An array's task shows its array's script, a component of a heterogeneous
+    job its leader's. Where Slurm has used an id again the newest job is shown
+    and the others are mentioned.
+    """
+    place = Place(config=config, socket=socket, archive=archive)
+    request = ShowRequest(job=job, cluster=cluster, sbatch=sbatch)
+    answer: ShowAnswer = call(place, action("archive.show"), request)
+    if as_json:
+        print_json(answer)
+    elif sbatch:
+        _print_script(answer.sbatch.encode())
+    elif script:
+        if answer.content is None:
+            raise NoScript(f"no script of job {job} is kept", job)
+        _print_script(answer.content.data)
+    else:
+        _print_job(answer)
+
+
+def _print_script(data: bytes) -> None:
+    """A script alone: highlighted for a person, and just its bytes for everything else."""
+    if is_terminal():
+        print_all(drawn_script(decode(data)))
+    else:
+        output.write(data)
+
+
+def _print_job(answer: ShowAnswer) -> None:
+    rows = _facts_of(answer)
+    if answer.content is None:
+        kind = "an interactive job has none" if answer.job.kind == "interactive" else "none is kept"
+        print_facts([*rows, ("Script", kind)])
+    elif is_terminal():
+        script = drawn_script(decode(answer.content.data))
+        print_all(*drawn_facts(rows), "", script)
+    else:
+        print_facts(rows)
+        print()
+        output.write(answer.content.data)
+    if answer.others:
+        times = [show_time(other.submit, answer.zone) for other in answer.others]
+        output.note(f"Slurm has used the id {safe(answer.job.job)} before: {', '.join(times)}.")
+
+
+def _facts_of(answer: ShowAnswer) -> list[tuple[str, str]]:
+    rows = facts(answer.job, answer.zone)
+    record, script = answer.record, answer.script
+    if record is not None:
+        rows += [
+            ("Submitted by", record.submit_line),
+            ("From", record.submit_host),
+            ("Directory", record.work_dir),
+            ("Output", record.stdout),
+            ("Errors", record.stderr if record.stderr != record.stdout else ""),
+            ("Requested", record.tres_requested),
+            ("Nodes", record.nodelist),
+            ("Depends on", record.dependency),
+        ]
+    if script is not None:
+        rows += [
+            ("Script of", answer.script_of),
+            ("Kept in", script.path),
+            ("Script", f"{size(script.length)} bytes" if script.length is not None else ""),
+            ("SHA-256", script.sha256),
+            ("Redacted", ", ".join(script.redacted)),
+            ("Odd", ", ".join(script.flags)),
+        ]
+    return rows
+
+
+def env(
+    job: JobId,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME…", help="Only these variables; * and ? match."),
+    ] = None,
+    null: Annotated[
+        bool, typer.Option("--null", "-0", help="End each variable with NUL, as env -0.")
+    ] = False,
+    cluster: Cluster = "",
+    as_json: Json = False,
+    config: Config = "",
+    socket: Socket = "",
+    archive: Archive = "",
+) -> None:
+    """Show the environment a job was submitted with.
+
+    Values that looked like secrets were taken out before they were kept.
+    """
+    place = Place(config=config, socket=socket, archive=archive)
+    request = EnvRequest(job=job, cluster=cluster, names=tuple(names or ()))
+    answer: EnvAnswer = call(place, action("archive.env"), request)
+    if as_json:
+        print_json(answer)
+    elif null:
+        for variable in answer.variables:
+            name = variable.name.encode("utf-8", "backslashreplace")
+            output.write(name + b"=" + variable.value.data + b"\0")
+    elif is_terminal():
+        _show_environment(answer)
+    else:
+        for variable in answer.variables:
+            print(f"{safe(variable.name)}={safe(decode(variable.value.data))}")
+
+
+def _show_environment(answer: EnvAnswer) -> None:
+    from rich.text import Text
+
+    lines = []
+    for variable in answer.variables:
+        line = Text(safe(variable.name), style="cyan").append("=", style="dim")
+        value = safe(decode(variable.value.data))
+        lines.append(line.append(value, style="yellow" if variable.redacted else "default"))
+    print_all(*lines)
+    if answer.flags:
+        output.note(f"Odd: {', '.join(answer.flags)}.")
+
+
+def diff(
+    left: Annotated[str, typer.Argument(metavar="JOB", help="A job's id.")],
+    right: Annotated[str, typer.Argument(metavar="JOB", help="Another's.")],
+    environments: Annotated[
+        bool, typer.Option("--env", help="Compare the environments, too.")
+    ] = False,
+    context: Annotated[
+        int, typer.Option("--unified", "-U", min=0, metavar="LINES", help="Equal lines to show.")
+    ] = 3,
+    cluster: Cluster = "",
+    as_json: Json = False,
+    config: Config = "",
+    socket: Socket = "",
+    archive: Archive = "",
+) -> None:
+    """Compare the scripts of two jobs.
+
+    The exit code is that of diff(1): 0 where nothing differs, 1 where something
+    does, 2 where that cannot be told.
+    """
+    place = Place(config=config, socket=socket, archive=archive)
+    request = DiffRequest(
+        left=left, right=right, cluster=cluster, context=context, environments=environments
+    )
+    try:
+        answer: DiffAnswer = call(place, action("archive.diff"), request)
+    except StewardError as error:
+        error.exit_code = _TROUBLE
+        raise
+    if as_json:
+        print_json(answer)
+    elif is_terminal():
+        _show_diff(decode(answer.diff.data))
+    else:
+        output.write(answer.diff.data)
+    if answer.identical:
+        output.note(f"The scripts of {safe(left)} and {safe(right)} are the same.")
+    else:
+        raise typer.Exit(1)
+
+
+def _show_diff(text: str) -> None:
+    from rich.text import Text
+
+    colours = {"+": "green", "-": "red", "@": "cyan"}
+    lines = []
+    for line in safe_lines(text).splitlines():
+        is_heading = line.startswith(("+++ ", "--- "))
+        lines.append(Text(line, style="bold" if is_heading else colours.get(line[:1], "default")))
+    print_all(*lines)

@@ -1,0 +1,549 @@
+"""An archive that one command keeps without a configuration file: its directory holds everything.
+
+``archive watch`` and ``archive consume`` write the settings that their options
+make into it, become the daemon of those, and the other commands find them there.
+"""
+
+import os
+import re
+import time
+from datetime import UTC, datetime
+from typing import Annotated, Final, Literal
+
+import msgspec
+import typer
+
+from steward.accounting.settings import AccountingSettings
+from steward.archive.errors import ArchiveUnavailable
+from steward.archive.files.tree import Keeper
+from steward.archive.settings import FilesSinkSettings
+from steward.cli import options, output
+from steward.cli.options import Archive, Clusters, Config, Json, Since, Until, not_empty
+from steward.cli.output import Bar, local, number, print_json
+from steward.client.places import (
+    ARCHIVE_SETTINGS,
+    ARCHIVE_SOCKET,
+    ARCHIVE_STATE,
+    Place,
+    settings_here,
+)
+from steward.core.config import ArchiveSettings, LogLevel, Settings
+from steward.core.config.reader import ConfigError, Loaded, render
+from steward.core.config.reader import checked as checked_settings
+from steward.core.errors import StewardError, UsageError
+from steward.core.files import network_kind
+from steward.core.printable import safe
+from steward.daemon.__main__ import become
+from steward.extensions.kafka import ConsumeSettings, KafkaSettings
+from steward.slurm.settings import ClusterSettings
+
+_KEY: Final = re.compile(r"'(?:[^'\s.]+\.)*([a-z_]+)'")
+"""A setting's key as messages name it, in quotes and with the tables around it."""
+_HEADING: Final = "# Written by 'steward archive {}' each time it starts.\n"
+
+
+class SetUpError(StewardError):
+    """The archive cannot be set up."""
+
+
+def settings_path(root: str) -> str:
+    """The file that holds the settings of the archive in ``root``."""
+    return os.path.join(root, ARCHIVE_STATE, ARCHIVE_SETTINGS)
+
+
+def state_dir(root: str, name: str) -> str:
+    """Where databases go: in the archive, or at home where it is on a network file system.
+
+    Args:
+        root: The archive's directory; it need not be there yet.
+        name: Of a directory at home that is this archive's alone.
+    """
+    nearest = root
+    while not os.path.isdir(nearest):
+        nearest = os.path.dirname(nearest)
+    if not network_kind(nearest):
+        return os.path.join(root, ARCHIVE_STATE)
+    if os.geteuid() == 0:
+        return f"/var/lib/steward/{name}"
+    home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return os.path.join(os.path.abspath(home), "steward", name)
+
+
+def checked(settings: Settings, command: str, options: dict[str, str]) -> Settings:
+    """Settings that options make, if nothing is wrong with them.
+
+    Args:
+        settings: What to check.
+        command: Which command of ``steward archive`` this is.
+        options: The option, by the key that it sets; "" for a key that goes unsaid.
+
+    Raises:
+        UsageError: Something is wrong; it is said in terms of the options.
+    """
+
+    def said(quoted: re.Match[str]) -> str:
+        option = options.get(quoted[1])
+        return quoted[0] if option is None else option and f"'{option}'"
+
+    try:
+        return checked_settings(settings, f"archive {command}")
+    except ConfigError as error:
+        what = " ".join(_KEY.sub(said, str(error)).split())
+        raise UsageError(what, error.key) from error
+
+
+def set_up(root: str, settings: Settings, command: str) -> Settings:
+    """Make the directories, and leave the settings there for the other commands.
+
+    Args:
+        root: The archive's directory.
+        settings: The settings, but for the socket.
+        command: Which command of ``steward archive`` this is.
+
+    Returns:
+        The settings that were left.
+
+    Raises:
+        SetUpError: Something cannot be written, or another command keeps this archive.
+    """
+    settings = msgspec.structs.replace(
+        settings,
+        socket=os.path.join(settings.state_dir, ARCHIVE_SOCKET),
+        # An archive keeps no books.
+        accounting=AccountingSettings(type="jobacct/none"),
+    )
+    own = os.path.join(root, ARCHIVE_STATE)
+    path = settings_path(root)
+    _refuse_others(path, root, command)
+    try:
+        Keeper(settings.state_dir, root).look()
+    except ArchiveUnavailable as error:
+        raise SetUpError(str(error), root) from error
+    try:
+        if not os.path.isdir(root):
+            os.makedirs(root)
+        os.makedirs(own, exist_ok=True)
+        # Users reach the socket in it; what else is there is ours alone, file by file.
+        os.chmod(own, 0o711)  # noqa: S103 - it can be passed through, not listed
+        os.makedirs(settings.state_dir, mode=0o700, exist_ok=True)
+        fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(fd, "w") as file:
+            file.write(_HEADING.format(command))
+            file.write(render(Loaded(settings)))
+        os.replace(f"{path}.new", path)
+    except OSError as error:
+        where = error.filename or root
+        raise SetUpError(f"cannot set up the archive: {where}: {error.strerror}", root) from error
+    return settings
+
+
+def _refuse_others(path: str, root: str, command: str) -> None:
+    """See that the settings there are this command's: others would be forgotten."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            heading = file.readline(200)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise SetUpError(f"cannot set up the archive: {path}: {error.strerror}", root) from error
+    if heading != _HEADING.format(command):
+        raise SetUpError(
+            f"{root} is kept by another command, see {path}: give another directory, or have "
+            "'steward serve' do both by a configuration file",
+            root,
+        )
+
+
+def watch(
+    cluster: Annotated[str, typer.Option("--cluster", metavar="NAME", help="The cluster's name.")],
+    archive: Annotated[
+        str,
+        typer.Option("--archive", metavar="DIR", help="Where scripts are kept; made if need be."),
+    ],
+    spool: Annotated[
+        str,
+        typer.Option(
+            "--spool",
+            metavar="DIR",
+            help="slurmctld's StateSaveLocation (Slurm is asked if not given), or Torque's "
+            "server_priv.",
+        ),
+    ] = "",
+    layout: Annotated[
+        str,
+        typer.Option(
+            "--layout",
+            metavar="L",
+            help="default, job_archive, sarchive, sliced, or a template such as "
+            "{user}/{year}/{job_id}-{name}.",
+        ),
+    ] = "default",
+    scheduler: Annotated[
+        str, typer.Option("--scheduler", metavar="NAME", help="Whose spool it is: slurm or torque.")
+    ] = "slurm",
+    torque_subdirs: Annotated[
+        bool,
+        typer.Option(
+            "--torque-subdirs",
+            help="Torque keeps its jobs in jobs/0 to jobs/9 only; both are looked at if not given.",
+        ),
+    ] = False,
+    no_slurm: Annotated[
+        bool, typer.Option("--no-slurm", help="Never ask Slurm: owners stay unverified.")
+    ] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Keep what is in the spool now, and end.")
+    ] = False,
+    state: Annotated[
+        str,
+        typer.Option(
+            "--state",
+            metavar="DIR",
+            help="Where databases are, on a local disk; in the archive if not given.",
+        ),
+    ] = "",
+    timezone: Annotated[
+        str, typer.Option("--timezone", metavar="ZONE", help="The zone of dates in paths.")
+    ] = "",
+    slurm_conf: Annotated[
+        str, typer.Option("--slurm-conf", metavar="FILE", help="slurm.conf, if not the usual one.")
+    ] = "",
+    period: Annotated[
+        Literal["yearly", "monthly", "daily", "none"],
+        typer.Option(
+            "--period",
+            metavar="P",
+            help="With --layout sarchive: a directory each year, month or day, or one for all: "
+            "yearly, monthly, daily, none. Default yearly.",
+        ),
+    ] = "yearly",
+    groups: Annotated[
+        str,
+        typer.Option(
+            "--groups", metavar="NAME,…", help="Unix groups that may read every file. Default none."
+        ),
+    ] = "",
+    groups_file: Annotated[
+        str,
+        typer.Option("--groups-file", metavar="FILE", help="A file with such groups, one a line."),
+    ] = "",
+    move_to: Annotated[
+        str,
+        typer.Option(
+            "--move-to", metavar="DIR", help="A second tree that files are moved on to; not --once."
+        ),
+    ] = "",
+    move_after: Annotated[
+        float,
+        typer.Option(
+            "--move-after",
+            metavar="S",
+            help="Age of a file when it is moved on, in seconds. Default 300.",
+        ),
+    ] = 300.0,
+    log_level: Annotated[
+        LogLevel | None,
+        typer.Option(
+            "--log-level",
+            metavar="L",
+            help="debug (a line for each script kept, read again, filed or moved), info, warning "
+            "or error. Default info, with --once warning.",
+        ),
+    ] = None,
+) -> None:
+    """Keep one cluster's scripts, alone.
+
+    Needs no configuration file, and changes nothing but DIR. Run it as root or
+    as the user that slurmctld runs as. Ctrl-C ends it; started again it takes
+    up what it missed.
+    """
+    if no_slurm and not spool and scheduler == "slurm":
+        raise UsageError("--no-slurm leaves nobody to ask where the spool is: give --spool DIR")
+    if once and move_to:
+        raise UsageError("--once ends before files are old enough to be moved: leave --move-to out")
+    if once and spool:
+        _look_into(spool, scheduler)
+    root = os.path.abspath(archive)
+    settings = checked(
+        Settings(
+            state_dir=os.path.abspath(state) if state else state_dir(root, f"watch-{cluster}"),
+            cluster={
+                cluster: ClusterSettings(
+                    scheduler=scheduler,
+                    torque_subdirs=True if torque_subdirs else None,
+                    slurm=not no_slurm,
+                    spool=os.path.abspath(spool) if spool else "",
+                    slurm_conf=os.path.abspath(slurm_conf) if slurm_conf else "",
+                    timezone=timezone,
+                )
+            },
+            archive=ArchiveSettings(
+                sink={
+                    "files": FilesSinkSettings(
+                        path=root,
+                        layout=layout,
+                        period=period,
+                        groups=tuple(filter(None, groups.split(","))),
+                        groups_file=os.path.abspath(groups_file) if groups_file else "",
+                        move_to=os.path.abspath(move_to) if move_to else "",
+                        move_after_s=move_after,
+                    )
+                }
+            ),
+            log_level=log_level or ("warning" if once else "info"),
+        ),
+        "watch",
+        {
+            "spool": "--spool",
+            "scheduler": "--scheduler",
+            "groups": "--groups",
+            "groups_file": "--groups-file",
+            "move_to": "--move-to",
+            "move_after_s": "--move-after",
+        },
+    )
+    settings = set_up(root, settings, "watch")
+    if once:
+        raise typer.Exit(_watch_once(settings, root, cluster))
+    become(settings_path(root))
+
+
+def _look_into(spool: str, scheduler: str) -> None:
+    """Make sure that one pass over the spool does not find nothing just because it may not look.
+
+    Raises:
+        SetUpError: The spool cannot be read now.
+    """
+    try:
+        os.scandir(spool).close()
+    except OSError as error:
+        what = "slurmctld's StateSaveLocation, and run this as root or as slurmctld's user"
+        if scheduler == "torque":
+            what = "Torque's server_priv, and run this as root"
+        raise SetUpError(
+            f"cannot read the spool {spool}: {error.strerror}; give {what}",
+            spool,
+        ) from error
+
+
+def _watch_once(settings: Settings, root: str, cluster: str) -> int:
+    from steward.core.logs import set_up
+    from steward.daemon.once import run_once
+
+    set_up(settings.log_level)
+    os.umask(0o077)
+    began = time.monotonic()
+    report = run_once(settings)
+    took_s = time.monotonic() - began
+    print(
+        f"Kept {number(report.captured, 'new script')} of {safe(cluster)} in {safe(root)}; "
+        f"it took {took_s:.1f} s."
+    )
+    for name, reason in report.waiting.items():
+        output.warn(f"{name} could not go on: {reason}")
+    output.note(f"  steward archive list --archive {safe(root)}")
+    return 1 if report.waiting else 0
+
+
+def import_(
+    kind: Annotated[
+        Literal["job_archive", "sarchive", "slurmdbd"],
+        typer.Argument(metavar="KIND", help="job_archive, sarchive or slurmdbd."),
+    ],
+    root: Annotated[
+        str, typer.Argument(metavar="[DIR]", help="The root of job_archive's or SArchive's tree.")
+    ] = "",
+    cluster: Annotated[
+        str,
+        typer.Option("--cluster", "-M", metavar="NAME", help="The cluster whose jobs they were."),
+    ] = "",
+    since: Since = "",
+    until: Until = "",
+    as_json: Json = False,
+    config: Config = "",
+    archive: Archive = "",
+) -> None:
+    """Take over another tool's archive.
+
+    Reads the tree that job_archive or SArchive wrote, or the scripts that
+    slurmdbd stored (-S and -E say of when). Nothing is changed there, secrets
+    are taken out of environments, and doing it twice does no harm.
+    """
+    settings = settings_here(Place(config=config, archive=archive))
+    cluster = cluster or _only(settings)
+    from steward.daemon.imports import take_over_stored, take_over_tree
+
+    with Bar() as bar:
+
+        def report(done: int) -> None:
+            bar.show(done, None, "scripts")
+
+        if kind == "slurmdbd":
+            if root:
+                raise UsageError("slurmdbd has no directory to import from: leave it out", root)
+            begin, end = _times(since, until)
+            imported = take_over_stored(settings, cluster, begin, end, report)
+        else:
+            if not root:
+                raise UsageError(f"say where the tree is: steward archive import {kind} DIR")
+            imported = take_over_tree(settings, cluster, kind, os.path.abspath(root), report)
+    if as_json:
+        print_json(imported)
+        return
+    print(
+        f"Took over {number(imported.scripts, 'script')}, {imported.owned} of them with an owner."
+    )
+    if imported.known:
+        print(f"The archive had {number(imported.known, 'script')} already.")
+    if imported.scriptless:
+        print(f"slurmdbd stored no script of {number(imported.scriptless, 'submission')}.")
+    if imported.skipped:
+        output.warn(f"passed over {number(imported.skipped, 'file')}: the log says which and why")
+    if imported.unknown_users:
+        names = ", ".join(safe(name) for name in imported.unknown_users)
+        output.warn(f"no such users here, their scripts stay unverified: {names}")
+
+
+def _only(settings: Settings) -> str:
+    if len(settings.cluster) == 1:
+        return next(iter(settings.cluster))
+    raise UsageError(f"say which with --cluster: {', '.join(settings.cluster)}")
+
+
+def _times(since: str, until: str) -> tuple[datetime, datetime]:
+    from steward.slurm.times import parse_time
+
+    now = datetime.now(UTC)
+    zone = local(now).tzinfo or UTC
+    if not since:
+        raise UsageError("say since when: steward archive import slurmdbd -S 2026-01-01")
+    return parse_time(since, now, zone), parse_time(until, now, zone) if until else now
+
+
+_NAME = "kafka"
+_OPTIONS = {
+    "broker": "",
+    "certificate_file": "--certificate-file",
+    "key_file": "--key-file",
+    "sasl": "--sasl",
+    "user": "--sasl-user",
+    "password_file": "--password-file",
+}
+
+
+def consume(
+    source: Annotated[Literal["kafka"], typer.Option("--from", metavar="KIND", help="kafka.")],
+    server: Annotated[
+        list[str],
+        typer.Option(
+            "--server",
+            metavar="HOST:PORT,…",
+            help="Some of the Kafka brokers.",
+            callback=not_empty,
+        ),
+    ],
+    archive: Annotated[
+        str,
+        typer.Option("--archive", metavar="DIR", help="Where scripts are kept; made if need be."),
+    ],
+    topic: Annotated[str, typer.Option("--topic", metavar="T", help="The topic.")] = "steward-jobs",
+    group: Annotated[
+        str, typer.Option("--group", metavar="G", help="The consumer group.")
+    ] = "steward",
+    clusters: Clusters = None,
+    layout: Annotated[
+        str,
+        typer.Option("--layout", metavar="L", help="As for 'steward archive watch'."),
+    ] = "default",
+    once: Annotated[
+        bool, typer.Option("--once", help="Take what is in the topic now, and end.")
+    ] = False,
+    state: Annotated[
+        str,
+        typer.Option(
+            "--state",
+            metavar="DIR",
+            help="Where databases are, on a local disk; in the archive if not given.",
+        ),
+    ] = "",
+    tls: Annotated[bool, typer.Option("--tls", help="Encrypt connections.")] = False,
+    ca_file: Annotated[
+        str,
+        typer.Option("--ca-file", metavar="FILE", help="What brokers' certificates are of."),
+    ] = "",
+    certificate_file: Annotated[
+        str, typer.Option("--certificate-file", metavar="FILE", help="Our own certificate.")
+    ] = "",
+    key_file: Annotated[
+        str, typer.Option("--key-file", metavar="FILE", help="The key of that certificate.")
+    ] = "",
+    sasl: Annotated[
+        Literal["", "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"],
+        typer.Option("--sasl", metavar="HOW", help="PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512."),
+    ] = "",
+    sasl_user: Annotated[
+        str, typer.Option("--sasl-user", metavar="NAME", help="Who we are, for SASL.")
+    ] = "",
+    password_file: Annotated[
+        str, typer.Option("--password-file", metavar="FILE", help="Holds the password for SASL.")
+    ] = "",
+) -> None:
+    """Keep what others send to Kafka.
+
+    Needs no configuration file, and changes nothing but DIR. Offsets are
+    committed for the group when what they stand for is on disk. Ctrl-C ends it;
+    started again it goes on where it was.
+    """
+    del source
+    root = os.path.abspath(archive)
+    broker = KafkaSettings(
+        servers=options.split(server),
+        topic=topic,
+        tls=tls,
+        ca_file=_absolute(ca_file),
+        certificate_file=_absolute(certificate_file),
+        key_file=_absolute(key_file),
+        sasl=sasl,
+        user=sasl_user,
+        password_file=_absolute(password_file),
+    )
+    settings = checked(
+        Settings(
+            state_dir=os.path.abspath(state) if state else state_dir(root, f"consume-{topic}"),
+            consume={
+                _NAME: ConsumeSettings(broker=broker, group=group, clusters=options.split(clusters))
+            },
+            archive=ArchiveSettings(sink={"files": FilesSinkSettings(path=root, layout=layout)}),
+            log_level="warning" if once else "info",
+        ),
+        "consume",
+        _OPTIONS,
+    )
+    settings = set_up(root, settings, "consume")
+    if once:
+        raise typer.Exit(_consume_once(settings, root))
+    become(settings_path(root))
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(path) if path else ""
+
+
+def _consume_once(settings: Settings, root: str) -> int:
+    from steward.core.logs import set_up as set_up_log
+    from steward.daemon.once import run_once
+
+    set_up_log(settings.log_level)
+    os.umask(0o077)
+    began = time.monotonic()
+    report = run_once(settings)
+    took_s = time.monotonic() - began
+    topic = settings.consume[_NAME].broker.topic
+    print(
+        f"Took {number(report.captured, 'message')} of topic {safe(topic)} into {safe(root)}; "
+        f"it took {took_s:.1f} s."
+    )
+    for name, reason in report.waiting.items():
+        output.warn(f"{name} could not go on: {reason}")
+    output.note(f"  steward archive list --archive {safe(root)}")
+    return 1 if report.waiting else 0

@@ -1,0 +1,100 @@
+"""``steward serve``: run the daemon of a configuration file."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from steward.capture.settings import LISTENER_SOCKET
+from steward.cli.options import DAEMON_SOCKET, DaemonSocket, LogLevelOption
+from steward.core.config import Settings
+from steward.core.config.reader import DEFAULT_PATH, load
+from steward.daemon.__main__ import become
+from steward.daemon.controller import controller_parts
+from steward.daemon.reload import ask_reload
+
+
+def serve(
+    config: Annotated[
+        str,
+        typer.Option(
+            "--config", envvar="STEWARD_CONFIG", metavar="FILE", help="The configuration file."
+        ),
+    ] = DEFAULT_PATH,
+) -> None:
+    """Run the daemon.
+
+    It stays in the foreground, for systemd or a terminal. SIGHUP reads the
+    configuration again, SIGTERM and Ctrl-C end it within five seconds.
+    """
+    load(config)  # says what is wrong with it, before anything starts
+    become(os.path.abspath(config))
+
+
+def controller(
+    config: Annotated[
+        str,
+        typer.Option(
+            "--config", envvar="STEWARD_CONFIG", metavar="FILE", help="The configuration file."
+        ),
+    ] = DEFAULT_PATH,
+) -> None:
+    """Capture on a slurmctld host, and forward to a Steward elsewhere.
+
+    It stays in the foreground, for systemd or a terminal. SIGHUP reads the
+    configuration again, SIGTERM and Ctrl-C end it within five seconds.
+    """
+    controller_parts(load(config))  # says what is wrong with it, before anything starts
+    become(os.path.abspath(config), controller=True)
+
+
+def listen(
+    socket: Annotated[
+        str,
+        typer.Option("--socket", metavar="FILE", help="The daemon's socket for the listener."),
+    ] = os.path.join(os.path.dirname(Settings().socket), LISTENER_SOCKET),
+    log_level: LogLevelOption = "info",
+) -> None:
+    """Listen for compute nodes under a user of its own.
+
+    It reads no configuration and none of Steward's files: the daemon tells it what stands in
+    [nodes]. Run it as the user that 'listener' names there. SIGTERM and Ctrl-C end it.
+    """
+    from steward.capture.nodes.listener import listen
+    from steward.core.logs import set_up
+
+    set_up(log_level, "listen")
+    listen(socket)
+
+
+def web(
+    socket: DaemonSocket = DAEMON_SOCKET,
+    log_level: LogLevelOption = "info",
+) -> None:
+    """Serve the pages and the API.
+
+    It reads no configuration and none of Steward's files: the daemon tells it what stands in
+    [web]. Run it as the user that is named there. SIGTERM and Ctrl-C end it.
+    """
+    from steward.core.logs import set_up
+    from steward.web.application import run
+
+    set_up(log_level, "web")
+    run(socket)
+
+
+_TIMEOUT_S = 80.0
+
+
+def reload(
+    socket: DaemonSocket = DAEMON_SOCKET,
+) -> None:
+    """Have the daemon read its configuration again.
+
+    The daemon reads the file itself. If anything is wrong, this prints file, line and
+    reason and exits with 1, and the daemon keeps its present configuration.
+    """
+    reloaded = ask_reload(socket, _TIMEOUT_S)
+    typer.echo("The new configuration is in force.")
+    if reloaded.waiting:
+        typer.echo(f"These parts do not work yet: {', '.join(reloaded.waiting)}. 'steward doctor'")
