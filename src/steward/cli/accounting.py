@@ -28,10 +28,10 @@ from steward.cli.output import (
     number,
     print_json,
     print_table,
+    show_time,
     size,
     zone_to_ask_in,
 )
-from steward.cli.output import show_time as show_time
 from steward.client.calls import call, stream
 from steward.client.places import Place, settings_here
 from steward.core.errors import UsageError

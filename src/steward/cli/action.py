@@ -18,8 +18,7 @@ from steward.automation.actions import (
 )
 from steward.cli.groups import CONTEXT
 from steward.cli.options import LAST, Asked, asking_columns, asking_json, not_empty
-from steward.cli.output import Column, print_json, print_table, zone_to_ask_in
-from steward.cli.output import show_time as show_time
+from steward.cli.output import Column, print_json, print_table, show_time, zone_to_ask_in
 from steward.core.errors import UsageError
 
 if TYPE_CHECKING:

@@ -274,7 +274,7 @@ def _end_usage(error: typer.TyperException, debug: bool) -> int:
     return tell(message[:1].lower() + message[1:], WRONG_USE, debug=debug)
 
 
-_LOG = "steward.cli.app"
+_LOG = "steward.cli.accounting"
 
 
 class AccountingGroup(LazyGroup):
@@ -294,14 +294,14 @@ class AccountingGroup(LazyGroup):
             "gaps",
             OPERATORS,
             "Tell what is missing or doubtful: lost facts, silent nodes, nobody's CPU time.",
-            "steward.cli.app",
+            "steward.cli.accounting",
             "gaps",
         ),
         Entry(
             "import",
             ADMINISTRATORS,
             "Take over slurmdbd's history, or a file of sacct's.",
-            "steward.cli.app",
+            "steward.cli.accounting",
             "import_",
         ),
     )

@@ -51,9 +51,9 @@ from steward.cli.output import (
     print_facts,
     print_json,
     print_table,
+    show_time,
     size,
 )
-from steward.cli.output import show_time as show_time
 from steward.client.calls import call
 from steward.client.places import Place
 from steward.core.errors import StewardError

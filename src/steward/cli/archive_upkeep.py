@@ -50,8 +50,16 @@ from steward.cli.options import (
     Users,
     not_empty,
 )
-from steward.cli.output import Bar, Column, is_terminal, number, print_json, print_table, size
-from steward.cli.output import show_time as show_time
+from steward.cli.output import (
+    Bar,
+    Column,
+    is_terminal,
+    number,
+    print_json,
+    print_table,
+    show_time,
+    size,
+)
 from steward.client.calls import call, stream
 from steward.client.places import Place
 from steward.core.errors import StewardError, UsageError

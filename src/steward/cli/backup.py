@@ -11,8 +11,7 @@ from steward.admin.backup.creation import make, named
 from steward.admin.backup.restoration import restore as put_back
 from steward.cli import output
 from steward.cli.options import Config, Json
-from steward.cli.output import Bar, number, print_json, size
-from steward.cli.output import show_time as show_time
+from steward.cli.output import Bar, number, print_json, show_time, size
 from steward.client.places import Place, settings_here
 from steward.core.config import Settings
 from steward.core.config.reader import DEFAULT_PATH, load

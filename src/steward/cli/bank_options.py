@@ -11,7 +11,7 @@ from steward.bank.context import BankAnswer
 from steward.bank.money import Unit
 from steward.cli import output
 from steward.cli.options import not_empty
-from steward.cli.output import show_time as show_time
+from steward.cli.output import show_time
 
 Reason = Annotated[
     str,

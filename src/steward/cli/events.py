@@ -9,8 +9,7 @@ import typer
 from steward.cli import options, output
 from steward.cli.groups import CONTEXT
 from steward.cli.options import Asked, asking_columns, asking_json, not_empty, with_options
-from steward.cli.output import Column, print_json, print_table, zone_to_ask_in
-from steward.cli.output import show_time as show_time
+from steward.cli.output import Column, print_json, print_table, show_time, zone_to_ask_in
 from steward.core.errors import Unavailable
 from steward.reports.event_texts import words
 from steward.reports.events import EventsAnswer, EventsRequest, EventTold

@@ -51,8 +51,7 @@ from steward.cli.charts import (
     wrapped,
 )
 from steward.cli.options import Archive, Cluster, Config, JobId, Json, Socket
-from steward.cli.output import is_terminal, number, print_all, print_json
-from steward.cli.output import show_time as show_time
+from steward.cli.output import is_terminal, number, print_all, print_json, show_time
 from steward.client.calls import call
 from steward.client.places import Place
 from steward.core.records import Line
@@ -525,7 +524,6 @@ def job(
 
 def rows_of(answer: PageAnswer, with_: Pens) -> list[Row]:
     """The page, or the sum of an array, as rows."""
-
     if answer.array is not None:
         return array(answer, answer.array, with_)
     return page(answer, with_)

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from steward.archive.requests import JobLine
-from steward.cli.output import Column, size
-from steward.cli.output import show_time as show_time
+from steward.cli.output import Column, show_time, size
 
 WIDEST = 40
 """Letters of what users write at any length: one long name would make every line as long."""

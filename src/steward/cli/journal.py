@@ -20,8 +20,7 @@ from steward.admin.journal import (
 from steward.cli import options, output
 from steward.cli.groups import CONTEXT
 from steward.cli.options import LAST, Archive, Clusters, Config, Json, NoHeader, Parsable, Socket
-from steward.cli.output import Column, number, print_json, print_table
-from steward.cli.output import show_time as show_time
+from steward.cli.output import Column, number, print_json, print_table, show_time
 from steward.client.calls import call
 from steward.client.places import Place
 from steward.core.journal import ConsumerStatus, refill_command

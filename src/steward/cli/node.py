@@ -6,8 +6,15 @@ import typer
 
 from steward.cli import options, output
 from steward.cli.options import Asked, asking_columns, not_empty
-from steward.cli.output import Column, number, print_json, print_table, size, zone_to_ask_in
-from steward.cli.output import show_time as show_time
+from steward.cli.output import (
+    Column,
+    number,
+    print_json,
+    print_table,
+    show_time,
+    size,
+    zone_to_ask_in,
+)
 from steward.core.errors import Missing
 from steward.reports.event_texts import words
 from steward.reports.events import EventTold

@@ -13,7 +13,7 @@ import typer
 
 from steward.cli.output import Style, zone_to_ask_in
 from steward.client.calls import call
-from steward.client.places import Place as Place
+from steward.client.places import Place
 from steward.core.config import LogLevel, Settings
 from steward.core.errors import UsageError
 from steward.daemon.registry import action

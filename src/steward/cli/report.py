@@ -19,8 +19,7 @@ from steward.cli.options import (
     not_empty,
     with_options,
 )
-from steward.cli.output import Column, print_csv, print_json, print_table, zone_to_ask_in
-from steward.cli.output import show_time as show_time
+from steward.cli.output import Column, print_csv, print_json, print_table, show_time, zone_to_ask_in
 from steward.core.errors import UsageError
 from steward.reports.requests import (
     AccountRow,

@@ -24,8 +24,7 @@ from steward.automation.rules.requests import (
 from steward.cli import output
 from steward.cli.groups import CONTEXT
 from steward.cli.options import LAST, Asked, asking_columns, asking_json
-from steward.cli.output import Column, number, print_json, print_table, zone_to_ask_in
-from steward.cli.output import show_time as show_time
+from steward.cli.output import Column, number, print_json, print_table, show_time, zone_to_ask_in
 from steward.core.errors import UsageError
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from steward.admin.status.requests import (
 )
 from steward.cli import output
 from steward.cli.options import Asked, Config, Socket, asking
-from steward.cli.output import Column, Style, number, print_json, print_table, size
-from steward.cli.output import show_time as show_time
+from steward.cli.output import Column, Style, number, print_json, print_table, show_time, size
 from steward.client.places import Place
 from steward.core.errors import Unavailable
 from steward.core.files import replacing, told_by

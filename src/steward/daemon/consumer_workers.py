@@ -306,7 +306,6 @@ _BANK_HANG_S: Final = 1800.0
 
 def banking_parts(settings: Settings) -> list[Part]:
     """The processes of the bank, of a configuration that has one."""
-
     parts = [
         gate_part(settings),
         Part(

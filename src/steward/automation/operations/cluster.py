@@ -52,7 +52,7 @@ class PartitionUpdate(Parameters, frozen=True, kw_only=True):
     infos: Annotated[
         dict[str, Any],
         msgspec.Meta(
-            description="What to set, by the names that 'scontrol update_partition partition' takes: "
+            description="What to set, by the names that 'scontrol update partition' takes: "
             '{"state": "DRAIN", "max_time": "1-00:00:00"}.'
         ),
     ]

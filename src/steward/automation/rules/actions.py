@@ -169,7 +169,6 @@ def try_(room: RulesRoom, asker: Asker, request: TryRequest) -> TryAnswer:
         NotYours: The asker is no operator.
         UsageError: There is no such rule, or the event is none.
     """
-
     room.need_operator(asker)
     rules = room.book()
     switches, _ = _known(room)

@@ -78,7 +78,7 @@ _BOOLEANS: Final = ("verified", "batch")
 
 
 def mapping(settings: SearchSinkSettings, *, is_elasticsearch: bool) -> dict[str, Any]:
-    """The mapping of a document, as :mod:`steward.extensions.search_servers.documents` writes it."""
+    """The mapping of a document, as ``documents`` writes it."""
     fields: dict[str, Any] = dict.fromkeys(_KEYWORDS, _KEYWORD)
     fields |= dict.fromkeys(_SEARCHED_KEYWORDS, _SEARCHED)
     fields |= dict.fromkeys(_LONGS, _LONG)
