@@ -33,7 +33,7 @@ from steward.core.sqlite import open_database, transaction
 from steward.core.timestamps import moment
 from steward.core.waits import Stop
 from steward.daemon.answers import Service
-from steward.daemon.registry import action_registry
+from steward.daemon.contexts import action_registry
 from steward.daemon.socket import SocketServer
 from steward.extensions.jobacct_plugins.log.packing import write_parquet
 from steward.jobs import database_path

@@ -20,7 +20,7 @@ from steward.archive.files.verify import verify
 from steward.archive.settings import FilesSinkSettings
 from steward.core.access import Asker
 from steward.core.config import ArchiveSettings, Settings
-from steward.daemon.registry import action_registry
+from steward.daemon.contexts import action_registry
 
 pytestmark = [
     pytest.mark.skipif(os.getuid() != 0, reason="mounting file systems needs root"),

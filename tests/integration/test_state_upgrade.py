@@ -23,7 +23,7 @@ from steward.bank.money import MICRO
 from steward.bank.settings import BankSettings, GateSettings
 from steward.core.access import Asker
 from steward.core.config import Settings
-from steward.daemon.registry import action_registry
+from steward.daemon.contexts import action_registry
 from steward.slurm.settings import ClusterSettings
 
 pytestmark = pytest.mark.timeout(900)

@@ -28,7 +28,7 @@ from steward.bank.money import MICRO
 from steward.core.access import Asker
 from steward.core.config.reader import Loaded, render
 from steward.core.errors import Refused
-from steward.daemon.registry import action_registry
+from steward.daemon.contexts import action_registry
 from steward.sandbox import Sandbox
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steward.daemon.registry import ACTIONS
+from steward.daemon.contexts import ACTIONS
 from steward.web.api.endpoints import ASKS, ENDPOINTS, Endpoint, body_of, parameters
 from steward.web.api.openapi import description
 from steward.web.application import application

@@ -20,7 +20,7 @@ from steward.core.access import Asker
 from steward.core.records import Line
 from steward.core.sqlite import open_database, transaction
 from steward.core.timestamps import micros
-from steward.daemon.registry import action_registry
+from steward.daemon.contexts import action_registry
 from steward.jobs import database_path
 from steward.jobs.lines import put_lines
 from steward.jobs.tables import MIGRATIONS

@@ -15,7 +15,7 @@ from steward.core.config import AccessSettings
 from steward.core.errors import Refused
 from steward.core.events import JOB_SEEN, Event, JobFacts
 from steward.core.records import JobRecord
-from steward.daemon.registry import action_registry
+from steward.daemon.contexts import action_registry
 from steward.jobs import Jobs, database_path
 from steward.jobs.queries import clusters_of
 

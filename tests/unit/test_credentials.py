@@ -36,7 +36,7 @@ from steward.core.actions import Registry
 from steward.core.config import AccessSettings, Settings
 from steward.core.errors import Refused, UsageError
 from steward.core.munge import MungeUnavailable, digest
-from steward.daemon.registry import ACTIONS
+from steward.daemon.contexts import ACTIONS
 from steward.slurm.settings import ClusterSettings
 from steward.web.settings import WebSettings
 

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from steward.daemon.registry import ACTIONS, action, every_action
+from steward.daemon.contexts import ACTIONS
+from steward.daemon.registry import action, every_action
 
 
 def test_each_is_found_by_its_name() -> None:

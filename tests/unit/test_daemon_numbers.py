@@ -19,7 +19,7 @@ from steward.client import Client
 from steward.client.sockets import remote
 from steward.core.actions import LEAST, MOST, Action, ActionError, Registry, is_in_bounds
 from steward.core.errors import UsageError
-from steward.daemon.registry import ACTIONS
+from steward.daemon.contexts import ACTIONS
 from steward.web.api.endpoints import ASKS, body
 
 BY_BODY = {one.action: one for one in ASKS}

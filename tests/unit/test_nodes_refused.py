@@ -15,7 +15,7 @@ from steward.admin.doctor import data_checks
 from steward.admin.status.requests import StatusShowRequest
 from steward.capture.nodes.last_seen import Refusals, refusals_in
 from steward.capture.settings import NodesSettings
-from steward.daemon.registry import action_registry
+from steward.daemon.contexts import action_registry
 from steward.web.pages.status import Trouble, troubles
 
 __all__ = ["site"]

@@ -23,7 +23,7 @@ from steward.core.config import Settings
 from steward.core.config.reader import load
 from steward.core.events import utc_now
 from steward.core.poll_status import Look, Looks
-from steward.daemon.registry import action_registry
+from steward.daemon.contexts import action_registry
 
 BY = By(who="root")
 

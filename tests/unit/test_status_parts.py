@@ -19,12 +19,12 @@ from steward.admin.status.requests import StatusShowRequest
 from steward.admin.status.workers import DaemonStanding, PartLine, read
 from steward.core.config import Settings
 from steward.core.files import write_status
-from steward.daemon.registry import action_registry
+from steward.daemon.contexts import action_registry
 from steward.slurm.settings import ClusterSettings
 
 SUPERVISOR = """
 import os, resource, sys, time
-from steward.core.files import NotLeft
+from steward.core.files import StatusWriteError
 from steward.admin.status.workers import Leaving, PartLine, read
 
 place = sys.argv[1]
@@ -37,7 +37,7 @@ for line in sys.stdin:
         case "put":
             try:
                 leaving.put([PartLine(name="journal", pid=os.getpid())])
-            except NotLeft as error:
+            except StatusWriteError as error:
                 said = str(error)
         case "fill":  # as on a full disk: files can be made, and not written
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))

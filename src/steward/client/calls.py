@@ -105,6 +105,6 @@ def where(place: Place) -> Settings | str | Web:
 
 
 def _registry(settings: Settings) -> Registry:
-    from steward.daemon.registry import action_registry
+    from steward.daemon.contexts import action_registry
 
     return action_registry(settings)

@@ -97,7 +97,7 @@ def _action(name: str) -> Action:
 
 
 def _here(settings: Settings, asked: Action, request: Any, once: str) -> Iterator[Any]:
-    from steward.daemon.registry import action_registry
+    from steward.daemon.contexts import action_registry
 
     known = action_registry(settings)
     if not once or asked.only_reads:

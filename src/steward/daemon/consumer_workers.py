@@ -97,7 +97,7 @@ def _rules_consumer(settings: Settings) -> Consumer:
     from steward.automation.rules.consumer import RulesConsumer
     from steward.automation.rules.execution import RunnersHand
     from steward.core.access import access_of
-    from steward.daemon.registry import action_registry
+    from steward.daemon.contexts import action_registry
 
     def hand() -> RunnersHand:
         # Each of its own: what rooms hold open is for one thread.

@@ -323,8 +323,8 @@ def run_socket(settings: Settings, stop: Stop, beat: Beat) -> None:
     from steward.admin.credentials.context import CredentialsRoom, web_uids
     from steward.core.access import access_of
     from steward.daemon.answers import Service
+    from steward.daemon.contexts import action_registry
     from steward.daemon.idempotency import Repeats
-    from steward.daemon.registry import action_registry
     from steward.daemon.socket import SocketServer
 
     @cache

@@ -13,7 +13,7 @@ import msgspec
 from steward.core.access import READS, scope_of
 from steward.core.actions import Action
 from steward.core.errors import Unavailable
-from steward.daemon.registry import ACTIONS
+from steward.daemon.contexts import ACTIONS
 from steward.daemon.requests import LONGEST_REQUEST, Reply, address, ask_line, error_of, read_reply
 from steward.web.errors import TooLarge, WebError
 

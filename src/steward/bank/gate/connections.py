@@ -9,7 +9,6 @@ import logging
 import os
 import select
 import socket
-import ssl
 import stat
 import struct
 import time
@@ -25,6 +24,8 @@ from steward.core.listeners import let_in
 from steward.core.waits import Backoff
 
 if TYPE_CHECKING:
+    import ssl
+
     from steward.bank.gate.tls import SecurePeer
 
 

@@ -12,7 +12,7 @@ from litestar import Request
 
 from steward.core.actions import LEAST, MOST, Action, is_in_bounds
 from steward.core.errors import UsageError
-from steward.daemon.registry import ACTIONS
+from steward.daemon.contexts import ACTIONS
 from steward.web.errors import WrongMedia, WrongRequest
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
