@@ -237,8 +237,9 @@ def test_an_alarm_ends_it_though_slurmctld_blocks_that(place: Place) -> None:
     program = (
         "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})\n"
         "signal.signal(signal.SIGALRM, signal.SIG_IGN)\n"
-        "from steward.capture.sensor import trigger_helper\nhelper.WHOLE_S = 1\n"
-        "trigger_helper.run = lambda *words: signal.pause()\nhelper.main(['--socket', 'a', '--secret',"
+        "from steward.capture.sensor import trigger_helper\ntrigger_helper.WHOLE_S = 1\n"
+        "trigger_helper.run = lambda *words: signal.pause()\n"
+        "trigger_helper.main(['--socket', 'a', '--secret',"
         " 'b', 'c1', 'down'])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], timeout=100, check=False)
@@ -247,15 +248,15 @@ def test_an_alarm_ends_it_though_slurmctld_blocks_that(place: Place) -> None:
 
 def test_a_secret_is_made_once_and_for_one_user(place: Place) -> None:
     place.secret.unlink()
-    installed = install_trigger(str(place.trigger_helper), str(place.secret))
+    installed = install_trigger(str(place.helper), str(place.secret))
     assert str(place.secret) in installed.written
     first = place.secret.read_bytes()
     assert len(first) > 40
     assert stat.S_IMODE(place.secret.stat().st_mode) == 0o600
-    install_trigger(str(place.trigger_helper), str(place.secret))
+    install_trigger(str(place.helper), str(place.secret))
     assert place.secret.read_bytes() == first
     with pytest.raises(NativeError, match="there is no user"):
-        install_trigger(str(place.trigger_helper), str(place.secret), user="no such user")
+        install_trigger(str(place.helper), str(place.secret), user="no such user")
     with pytest.raises(NativeError, match="plain, whole path"):
         install_trigger("/usr/lib exec/x", str(place.secret))
 

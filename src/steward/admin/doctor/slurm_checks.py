@@ -11,10 +11,10 @@ from typing import Final
 from steward.admin.doctor.context import Asked, Ground, each_cluster
 from steward.admin.doctor.findings import Finding, ok, several, skipped, warning, wrong
 from steward.admin.plugins.build import DEFAULT_LIBDIR, SlurmVersion
-from steward.admin.plugins.installation import DEFAULT_LINES, JOBCOMP, our_conf
+from steward.admin.plugins.installation import DEFAULT_LINES, JOBCOMP, install_command, our_conf
 from steward.admin.plugins.job_submit import check_reach, check_submit, conf_of
 from steward.admin.plugins.jobcomp import jobcomp_faults, lines_of
-from steward.admin.plugins.spank import ShimLine, install_command, shim_faults, shim_lines
+from steward.admin.plugins.spank import ShimLine, shim_faults, shim_lines
 from steward.admin.plugins.trigger import check_trigger
 from steward.bank.gate.plugin_conf import ASKING_PLUGINS, PLUGIN, plugins_of
 from steward.capture.captured_jobs import Known

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from steward.admin.plugins.build import LIBRARY, PROLOG_LIBRARY, Built, source
+from steward.admin.plugins.build import DEFAULT_LIBDIR, LIBRARY, PROLOG_LIBRARY, Built, source
 from steward.admin.plugins.errors import NativeError
 from steward.core import files
 from steward.core.files import network_kind, replacing
@@ -293,3 +293,24 @@ def said(error: Exception, path: str) -> str:
     """An error of the operating system, with the path that it is about."""
     where = getattr(error, "filename", None) or path
     return f"{where}: {getattr(error, 'strerror', None) or error}"
+
+
+def install_command(
+    *,
+    plugstack: str,
+    libdir: str = DEFAULT_LIBDIR,
+    spool: str = DEFAULT_SPOOL,
+    prolog: bool = False,
+    slurm: str = "",
+) -> str:
+    """Return the command line that installs the SPANK plugin, with options that are no defaults."""
+    words = ["steward plugins install"]
+    if libdir != DEFAULT_LIBDIR:
+        words.append(f"--libdir {libdir}")
+    if plugstack != DEFAULT_PLUGSTACK:
+        words.append(f"--plugstack {plugstack}")
+    if spool != DEFAULT_SPOOL:
+        words.append(f"--spool {spool}")
+    if slurm:
+        words.append(f"--slurm {slurm}")
+    return " ".join([*words, "--prolog"] if prolog else words)

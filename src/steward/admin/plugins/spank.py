@@ -29,11 +29,11 @@ from steward.admin.plugins.build import (
 from steward.admin.plugins.errors import Fault, NativeError
 from steward.admin.plugins.installation import (
     DEFAULT_LINES,
-    DEFAULT_PLUGSTACK,
     DEFAULT_SPOOL,
     conf_directory,
     included,
     includes,
+    install_command,
     our_conf,
     plugstack_lines,
 )
@@ -529,24 +529,3 @@ class _Shim:
             # Without Slurm's commands in PATH nothing tells which Slurm is here.
             slurm="" if shutil.which("scontrol") else str(self._version),
         )
-
-
-def install_command(
-    *,
-    plugstack: str,
-    libdir: str = DEFAULT_LIBDIR,
-    spool: str = DEFAULT_SPOOL,
-    prolog: bool = False,
-    slurm: str = "",
-) -> str:
-    """Return the command line that installs the SPANK plugin, with options that are no defaults."""
-    words = ["steward plugins install"]
-    if libdir != DEFAULT_LIBDIR:
-        words.append(f"--libdir {libdir}")
-    if plugstack != DEFAULT_PLUGSTACK:
-        words.append(f"--plugstack {plugstack}")
-    if spool != DEFAULT_SPOOL:
-        words.append(f"--spool {spool}")
-    if slurm:
-        words.append(f"--slurm {slurm}")
-    return " ".join([*words, "--prolog"] if prolog else words)
