@@ -1,1 +1,1 @@
-"""Job accounting: what each job used, kept, shown, and handed to plugins."""
+"""Job accounting: usage, efficiency, job page, sacct, gaps and imports."""

@@ -1,4 +1,4 @@
-"""What the books can be asked: accounting's actions, for the registry.
+"""Accounting actions, registered for the command line, HTTP API and socket: sacct, job, jobs, gaps.
 
 Their context is a :class:`steward.accounting.context.AccountingRoom`.
 """

@@ -1,7 +1,7 @@
-"""What accounting's actions work with: jobs.db, the job log's place, and who may see what.
+"""Context of the accounting actions: jobs.db, cluster names and zones, and permissions.
 
-Everything is opened when it is first needed, read-only. An action asks for
-nobody's lines past :meth:`AccountingRoom.scopes`.
+Files are opened read-only on first use. An action shows nobody more than
+:meth:`AccountingRoom.scopes` permits.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 class AccountingRoom:
-    """The context of accounting's actions; to be used by one thread at a time.
+    """Context of accounting's actions. Use it from one thread at a time.
 
     Args:
         settings: The whole configuration.
-        access: The decisions.
-        order: Appends events to the journal; without it nothing can be changed here.
-        now: The clock.
+        access: Permission checks.
+        order: Appends events to the journal; None if this process may not change anything.
+        now: Returns the present time.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class AccountingRoom:
 
     @property
     def jobs(self) -> "Jobs":
-        """jobs.db.
+        """Queries on jobs.db.
 
         Raises:
-            SqliteUnavailable: There is none yet.
+            SqliteUnavailable: jobs.db does not exist yet.
         """
         from steward.jobs import Jobs, database_path
 
@@ -57,7 +57,7 @@ class AccountingRoom:
 
     @property
     def clusters(self) -> tuple[str, ...]:
-        """Every cluster that there may be jobs of, the configuration's first; at least one."""
+        """Clusters that may have jobs, the configured ones first; at least one."""
         from steward.jobs.queries import clusters_of
 
         if self._clusters is None:
@@ -66,14 +66,14 @@ class AccountingRoom:
 
     @property
     def main_cluster(self) -> str:
-        """The cluster that is meant where none is named: the configuration's first."""
+        """Default cluster: the first in the configuration."""
         return next(iter(self.settings.cluster), "") or self.clusters[0]
 
     def check_clusters(self, names: Iterable[str]) -> None:
-        """Look whether these clusters exist.
+        """Check that these clusters exist.
 
         Raises:
-            AccountingUsage: One does not.
+            AccountingUsage: A cluster does not exist.
         """
         for name in names:
             if name not in self.clusters:
@@ -81,26 +81,26 @@ class AccountingRoom:
                 raise AccountingUsage(f"cluster {name!r} is unknown: there are {known}", name)
 
     def zone(self, cluster: str) -> str:
-        """IANA name of a cluster's zone; "" for the system's."""
+        """Return the IANA name of a cluster's time zone; "" for the system's."""
         known = self.settings.cluster.get(cluster)
         return known.timezone if known else ""
 
     def is_operator(self, asker: Asker) -> bool:
-        """Whether the asker is an operator of every cluster."""
-        # Whoever is one of a cluster that there is not is one by name, or Steward itself.
+        """Return True if the requester is an operator of every cluster."""
+        # An operator of an unknown cluster is one by configured name, or Steward itself.
         return self.access.is_operator(asker, "") or all(
             self.access.is_operator(asker, name) for name in self.clusters
         )
 
     def scopes(self, asker: Asker) -> dict[str, Scope] | None:
-        """Whose lines the asker may see, by cluster; None for everything."""
+        """Return what the requester may see, by cluster; None for everything."""
         if self.is_operator(asker):
-            # Clusters that were taken out of the configuration are theirs, too.
+            # Operators also see clusters that were removed from the configuration.
             return None
         return {name: self.access.scope(asker, name) for name in self.clusters}
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         if self._jobs is not None:
             self._jobs.close()
             self._jobs = None

@@ -1,15 +1,15 @@
-"""The family of accounting's errors."""
+"""Accounting errors: base classes for failure, unavailability and wrong usage."""
 
 from steward.core.errors import StewardError, Unavailable, UsageError
 
 
 class AccountingError(StewardError):
-    """The books cannot be used as they are."""
+    """Accounting data cannot be used as they are."""
 
 
 class AccountingUnavailable(Unavailable):
-    """The books cannot be read or written now."""
+    """Accounting data cannot be read or written now. Retry later."""
 
 
 class AccountingUsage(UsageError):
-    """The books cannot be asked so."""
+    """Invalid request to accounting."""

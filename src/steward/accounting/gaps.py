@@ -1,8 +1,8 @@
-"""``steward accounting gaps``: what is missing or doubtful in the books, so that nobody trusts it.
+"""Accounting gaps (``steward accounting gaps``): missing or doubtful accounting data.
 
-Each finding says what is not known and, where that can be told, why. What only
-has not come yet is none: nodes report once a minute, and a part that was away
-catches up.
+:func:`gaps` runs each check in ``_LOOKS`` on each cluster, plus the check for silent nodes, and
+returns the findings by time. Each finding says what is unknown and, if possible, why. Data that
+may still arrive are no gap: nodes report once a minute, and a worker that was down catches up.
 """
 
 import heapq
@@ -27,15 +27,17 @@ from steward.slurm.times import TimeError, parse_time, zone_called
 log = logging.getLogger(__name__)
 
 _PATIENCE: Final = timedelta(minutes=5)
-"""What is younger may still come."""
+"""Data younger than this may still arrive."""
 _DEFAULT_DAYS: Final = 7
 _MOST: Final = 10_000
 SILENT_S: Final = 900.0
 LIMIT: Final = 1000
 _US: Final = 1_000_000
 _ORPHANS_S: Final = 1.0
-"""CPU time in seconds that a control group may have beyond its tasks' before that is told: the
-session manager's own, and what Slurm's launch takes."""
+"""Tolerated CPU time of a cgroup beyond its tasks', in seconds.
+
+The session manager's own and that of Slurm's launch.
+"""
 
 Kind = Literal[
     "step-no-end",
@@ -52,15 +54,15 @@ Kind = Literal[
 
 
 class GapsRequest(Request, frozen=True, kw_only=True):
-    """accounting.gaps: what is missing or doubtful.
+    """Request of accounting.gaps: missing or doubtful data in a period.
 
     Attributes:
-        clusters: Of these clusters; of all if empty.
-        since: As Slurm's commands take times; "" for the last seven days.
-        until: Likewise; "" for now.
-        zone: IANA name of the zone that times without one are meant in; "" for the cluster's.
-        silent_s: Seconds after which a node that was not heard from is told of.
-        limit: Findings at most.
+        clusters: Cluster names; all if empty.
+        since: Begin, as Slurm's commands take times; "" for seven days ago.
+        until: End, likewise; "" for now.
+        zone: IANA time zone of times without one; "" for the cluster's.
+        silent_s: Seconds without a report after which a node counts as silent.
+        limit: Maximum number of findings.
     """
 
     clusters: tuple[str, ...] = ()
@@ -72,19 +74,19 @@ class GapsRequest(Request, frozen=True, kw_only=True):
 
 
 class Finding(Shape, frozen=True, kw_only=True):
-    """One thing that is missing or doubtful.
+    """Missing or doubtful accounting data of one step, run, job or node.
 
     Attributes:
-        kind: Of what kind.
-        cluster: The cluster's name.
-        at: When it was.
-        node: The node that it is about; "" for none, or for all of a step's.
-        job: The job, as Slurm prints it; "" for none.
-        step: The step; "" for none.
-        user: Its owner's name, or uid in digits; "" where that is not known.
-        cpu_s: CPU time that is not, or not surely, somebody's; None for other kinds.
-        lines: Facts that were lost; 0 where nobody can know.
-        words: What is missing, for people.
+        kind: Kind of gap.
+        cluster: Cluster name.
+        at: Time it concerns.
+        node: Node it concerns; "" for none, or for all nodes of a step.
+        job: Job name as Slurm prints it; "" for none.
+        step: Step; "" for none.
+        user: Owner's name, or uid in digits; "" if unknown.
+        cpu_s: CPU time in seconds that is not, or not surely, attributed; None for other kinds.
+        lines: Number of lost reports; 0 if unknown.
+        words: Description for people.
     """
 
     kind: Kind
@@ -100,14 +102,14 @@ class Finding(Shape, frozen=True, kw_only=True):
 
 
 class GapsAnswer(Answer, frozen=True, kw_only=True):
-    """What is missing or doubtful, oldest first.
+    """Reply of accounting.gaps: findings, oldest first.
 
     Attributes:
-        findings: All of it, up to the limit.
-        more: Whether there was more.
-        since: Beginning of the time looked at.
-        until: Its end.
-        zones: For each cluster the IANA name of its zone; "" for the system's.
+        findings: Findings up to the limit.
+        more: Whether there are more.
+        since: Begin of the period.
+        until: End of the period.
+        zones: IANA time zone of each cluster; "" for the system's.
     """
 
     findings: tuple[Finding, ...]
@@ -118,19 +120,22 @@ class GapsAnswer(Answer, frozen=True, kw_only=True):
 
 
 class _Span(msgspec.Struct, frozen=True):
+    """Period to check, and the maximum number of findings."""
+
     since: datetime
     until: datetime
     settled: datetime
-    """What happened before is not awaited any more."""
+    """No more data are expected for events before this time."""
     limit: int
 
 
 def gaps(room: AccountingRoom, asker: Asker, request: GapsRequest) -> GapsAnswer:
-    """What is missing or doubtful in the books.
+    """Return missing or doubtful accounting data.
 
     Raises:
-        Refused: The asker is no operator of every cluster: it is about everybody's jobs.
-        AccountingUsage: A time cannot be read.
+        Refused: The requester is not an operator of every cluster; findings concern all users'
+            jobs.
+        AccountingUsage: A time is malformed.
     """
     if not room.is_operator(asker):
         raise Refused("what is missing is about everybody's jobs: only operators may ask for it")
@@ -152,6 +157,7 @@ def gaps(room: AccountingRoom, asker: Asker, request: GapsRequest) -> GapsAnswer
 
 
 def _span(room: AccountingRoom, request: GapsRequest) -> _Span:
+    """Parse the period of a request."""
     now = room.now()
     zone = zone_called(request.zone or room.zone((*request.clusters, *room.clusters)[0]))
     try:
@@ -165,6 +171,7 @@ def _span(room: AccountingRoom, request: GapsRequest) -> _Span:
 
 
 def _no_end(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
+    """Find launches whose end no node reported."""
     found = room.jobs.unended_launches(span.since, span.settled, cluster, span.limit + 1)
     for kept in found:
         over = kept.usage.run_end
@@ -174,6 +181,7 @@ def _no_end(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding
 
 
 def _unattributed(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
+    """Find launches that fit no run."""
     for kept in room.jobs.unattributed(span.since, span.settled, cluster, span.limit + 1):
         used = sum(task.user_us + task.system_us for task in kept.usage.tasks) / _US
         words = "no run is known that this step was of: its CPU time is nobody's"
@@ -181,6 +189,7 @@ def _unattributed(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[F
 
 
 def _of_launch(kept: KeptLaunch, kind: Kind, words: str, cpu_s: float | None = None) -> Finding:
+    """Make a finding about a launch."""
     usage = kept.usage
     return Finding(
         kind=kind,
@@ -196,6 +205,7 @@ def _of_launch(kept: KeptLaunch, kind: Kind, words: str, cpu_s: float | None = N
 
 
 def _doubtful(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
+    """Find steps with doubts, or with CPU time beyond their tasks'."""
     for line in room.jobs.doubtful_steps(span.since, span.settled, cluster, span.limit + 1):
         doubts = [doubt for doubt in line.doubts.split(",") if doubt in _DOUBTS]
         if doubts:
@@ -212,10 +222,11 @@ _DOUBTS: Final = {
     "tasks-missing": "fewer tasks are known than there were",
     "lost-lines": "its node could not write down all of it",
 }
-"""Doubts of a step beside a missing end, which is told by node."""
+"""Doubts about a step, except a missing end, which is reported per node."""
 
 
 def _beyond_tasks_s(line: Line) -> float:
+    """Return the CPU time of a cgroup beyond its tasks', in seconds."""
     if line.cgroup_user_us is None:
         return 0.0
     cgroups = line.cgroup_user_us + (line.cgroup_system_us or 0)
@@ -223,6 +234,7 @@ def _beyond_tasks_s(line: Line) -> float:
 
 
 def _stepless(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
+    """Find ended runs without any step, where nodes report."""
     if not _hears_nodes(room, cluster):
         return
     for line in room.jobs.stepless(span.since, span.settled, cluster, span.limit + 1):
@@ -230,11 +242,13 @@ def _stepless(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Findi
 
 
 def _lost(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
+    """Find runs that disappeared from Slurm without an end."""
     for line in room.jobs.endless(span.since, span.settled, cluster, span.limit + 1):
         yield _of_line(line, "run-lost", "Slurm shows it no more, and nobody told how it ended")
 
 
 def _of_line(line: Line, kind: Kind, words: str, cpu_s: float | None = None) -> Finding:
+    """Make a finding about a run or step."""
     return Finding(
         kind=kind,
         cluster=line.cluster,
@@ -249,6 +263,7 @@ def _of_line(line: Line, kind: Kind, words: str, cpu_s: float | None = None) -> 
 
 
 def _unconfirmed(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
+    """Find jobs whose script was captured but which Slurm never showed."""
     for job in room.jobs.unconfirmed(span.since, span.settled, cluster, span.limit + 1):
         yield Finding(
             kind="job-unconfirmed",
@@ -260,6 +275,7 @@ def _unconfirmed(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Fi
 
 
 def _missed(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
+    """Find jobs whose script capture missed."""
     for job in room.jobs.missed(span.since, span.until, cluster, span.limit + 1):
         yield Finding(
             kind="script-missed",
@@ -271,6 +287,7 @@ def _missed(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding
 
 
 def _told_by_nodes(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[Finding]:
+    """Find losses that nodes reported themselves."""
     for gap in room.jobs.gaps(span.since, span.until, cluster):
         yield Finding(
             kind="node-gap",
@@ -283,7 +300,7 @@ def _told_by_nodes(room: AccountingRoom, cluster: str, span: _Span) -> Iterator[
 
 
 _AGES_S: Final = 100 * 366 * 86400.0
-"""Longer than this nobody was silent; and further back the calendar ends."""
+"""Upper limit of ``silent_s``, in seconds: earlier times leave the calendar's range."""
 
 _GAPS: Final = {
     "reboot": "it was rebooted, and what it had not sent yet is gone",
@@ -293,7 +310,7 @@ _GAPS: Final = {
 
 
 def _silent_nodes(room: AccountingRoom, request: GapsRequest) -> Iterator[Finding]:
-    """Nodes that reported once, and do not any more."""
+    """Yield nodes that reported before but no longer do."""
     before = room.now() - timedelta(seconds=min(max(0.0, request.silent_s), _AGES_S))
     try:
         heard = Heard(room.settings.state_dir)
@@ -315,7 +332,7 @@ def _silent_nodes(room: AccountingRoom, request: GapsRequest) -> Iterator[Findin
 
 
 def _hears_nodes(room: AccountingRoom, cluster: str) -> bool:
-    """Whether the nodes of a cluster are meant to report at all."""
+    """Return True if the nodes of a cluster are configured to report."""
     known = room.settings.cluster.get(cluster)
     is_remote = known is not None and known.remote
     return bool(room.settings.nodes.listen) or is_remote

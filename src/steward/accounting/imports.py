@@ -1,4 +1,10 @@
-"""Takes over what others' books hold: slurmdbd's, a file that sacct wrote, another's job log."""
+"""Accounting imports: from slurmdbd, from a file of sacct, or from another job log.
+
+:func:`take_days`, :func:`take_table` and :func:`take_log` read the source and append events
+through :class:`Maker`, which redacts secrets and counts restarts (:class:`RunCounter`).
+``imports.json`` keeps the position of each import, so that an interrupted one continues. Importing
+something twice is harmless: events have idempotency keys.
+"""
 
 import os
 import stat
@@ -24,11 +30,12 @@ _MOST: Final = 64
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """An import that was cut short, or is over.
+    """Position of an import, interrupted or finished.
 
     Attributes:
-        name: What was imported, and from when on.
-        done: How far it is: of slurmdbd the day, ``2026-11-20``; of a file its bytes or lines.
+        name: What is imported, and from which time on.
+        done: Position: for slurmdbd the day, ``2026-11-20``; for a file its bytes or lines; ""
+            when finished.
     """
 
     name: str
@@ -36,12 +43,12 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def places_path(state_dir: str) -> str:
-    """The file that keeps them."""
+    """Return the path of the file with the positions of imports."""
     return f"{state_dir}/imports.json"
 
 
 def load_place(path: str, name: str) -> str:
-    """How far an import of this name has come; "" if it has not begun.
+    """Return the position of an import; "" if it has not begun.
 
     Raises:
         AccountingError: The file cannot be read.
@@ -50,7 +57,7 @@ def load_place(path: str, name: str) -> str:
 
 
 def save_place(path: str, place: Place) -> None:
-    """Note how far an import has come; of those that are longest ago, some are forgotten.
+    """Save the position of an import; the oldest positions are dropped.
 
     Raises:
         AccountingError: The file cannot be written.
@@ -69,6 +76,7 @@ def save_place(path: str, place: Place) -> None:
 
 
 def _all(path: str) -> list[Place]:
+    """Load the positions of all imports; [] if there is no file."""
     try:
         with open(path, "rb") as file:
             return msgspec.json.decode(file.read(), type=list[Place])
@@ -82,13 +90,13 @@ def _all(path: str) -> list[Place]:
 
 
 _ENDS: Final = FINISHED | {"REQUEUED", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"}
-# A requeue makes its time the end of one run and the submit time of the next.
+# A requeue sets the end of one run and the submit time of the next to the same moment.
 _SAME_SUBMIT: Final = timedelta(seconds=2)
 _MOST_REMEMBERED: Final = 200_000
 
 
 class _Last(msgspec.Struct, frozen=True):
-    """The run of a job id that was told of last."""
+    """Last run seen of a job id."""
 
     submit: datetime
     end: datetime | None
@@ -98,13 +106,13 @@ class _Last(msgspec.Struct, frozen=True):
 
 
 class RunCounter:
-    """Counts the runs of jobs, told in the order of time: sacct shows restarts since 23.02 only."""
+    """Counts restarts of jobs from runs in time order; sacct shows them only since 23.02."""
 
     def __init__(self) -> None:
         self._last: dict[int, _Last] = {}
 
     def counted(self, record: JobRecord) -> JobRecord:
-        """The record of a run, with its restart count."""
+        """Return the record of a run with its restart count."""
         submit = record.submit
         if submit is None:
             return record
@@ -119,7 +127,7 @@ class RunCounter:
             ):
                 restarts = last.restarts + 1
         if len(self._last) >= _MOST_REMEMBERED:
-            # The newer half holds the jobs that are likely to have more records.
+            # Drop the older half; newer jobs are more likely to have further records.
             for job_id in list(self._last)[: _MOST_REMEMBERED // 2]:
                 del self._last[job_id]
         self._last.pop(record.job_id, None)
@@ -129,12 +137,12 @@ class RunCounter:
 
 
 class Maker:
-    """Makes events of records and lines, in the order in which books tell of them.
+    """Makes events of imported records and lines, in the source's order.
 
     Args:
-        cluster: The cluster whose jobs these are.
-        redact: Takes secrets out of a record.
-        now: The clock.
+        cluster: Cluster name of the jobs.
+        redact: Removes secrets from a record.
+        now: Returns the present time.
     """
 
     def __init__(
@@ -149,7 +157,10 @@ class Maker:
         self._runs = RunCounter()
 
     def run(self, record: JobRecord) -> Event | None:
-        """The event of a run; None of one that is not over, which its own cluster tells of."""
+        """Return the event of an ended run.
+
+        None for a running one, which its own cluster reports.
+        """
         submit, end = record.submit, record.end
         if submit is None or end is None or base_state(record.state) not in _ENDS:
             return None
@@ -159,7 +170,7 @@ class Maker:
         return self._event(JOB_END, key, end, JobFacts(record=record))
 
     def step(self, record: JobRecord, line: Line) -> Event | None:
-        """The event of a step of that run."""
+        """Return the event of a step of that run."""
         if record.submit is None or record.end is None:
             return None
         submit_s = micros(record.submit) // 1_000_000
@@ -187,18 +198,18 @@ _EVENTS_AT_ONCE: Final = 500
 _DAY: Final = timedelta(days=1)
 
 Report = Callable[[int, int | None, str], None]
-"""Told how much is done, of how much (None where nobody knows), and of what."""
+"""Progress callback: amount done, total (None if unknown), and unit."""
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """What an import did.
+    """Result of an import.
 
     Attributes:
-        jobs: Runs of jobs that were taken over, or were before.
-        steps: Their steps.
-        passed_over: Rows that are none, or tell too little.
-        unfinished: Jobs that are not over, which are told of where they run.
-        went_on: Where it went on, if it was cut short before: a day, or bytes; "" if not.
+        jobs: Number of runs imported, now or before.
+        steps: Number of steps imported.
+        passed_over: Number of malformed or incomplete rows.
+        unfinished: Number of jobs that have not ended; their own cluster reports them.
+        went_on: Position from which an interrupted import continued, a day or bytes; "" if none.
     """
 
     jobs: int = 0
@@ -209,17 +220,17 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Books(Protocol):
-    """Who is asked of a time: ``steward.slurm.sacct.History`` is one."""
+    """Source of accounting rows by period, such as ``steward.slurm.sacct.History``."""
 
     passed_over: int
 
     def rows(self, since: datetime, until: datetime) -> Iterable[Row]:
-        """All that is known of it."""
+        """Return all rows of a period."""
         ...
 
 
 class _Work:
-    """What was read, and what was not appended yet."""
+    """State of an import: the current job, and events not appended yet."""
 
     def __init__(self, maker: Maker, people: People, append: Append, zone: tzinfo) -> None:
         self._maker = maker
@@ -235,7 +246,7 @@ class _Work:
         self.unfinished = 0
 
     def row(self, row: Row, cluster: str) -> None:
-        """A row: a step's is behind its job's."""
+        """Process a row; a step's row follows its job's."""
         named = NAMED.fullmatch(row.get("jobid") or row.get("jobidraw", ""))
         if named is not None and named[5] is not None:
             line = (
@@ -253,7 +264,7 @@ class _Work:
             self.run(record)
 
     def run(self, record: JobRecord) -> None:
-        """A run, whose steps follow."""
+        """Process a run, whose steps follow."""
         self._job = record
         event = self._maker.run(record)
         self._is_over = event is not None
@@ -264,6 +275,7 @@ class _Work:
             self._events.append(event)
 
     def _step(self, line: Line | None, row: Row) -> None:
+        """Process a step's row, if it belongs to the current job."""
         job = self._job
         raw = row.get("jobidraw", "").partition(".")[0]
         if job is None or line is None or (raw and raw != str(job.job_id)):
@@ -272,7 +284,7 @@ class _Work:
             self.step(line)
 
     def step(self, line: Line) -> None:
-        """A step of the run that was told of last."""
+        """Process a step of the last run."""
         if self._job is not None and self._is_over:
             event = self._maker.step(self._job, line)
             if event is not None:
@@ -280,7 +292,7 @@ class _Work:
                 self._events.append(event)
 
     def flush(self, *, least: int = 1) -> bool:
-        """Append what was made, if it is so much; returns whether it was."""
+        """Append the collected events if there are at least ``least``; return True if so."""
         if len(self._events) < least:
             return False
         self._append(self._events)
@@ -288,7 +300,7 @@ class _Work:
         return True
 
     def taken(self, went_on: str) -> Taken:
-        """What was done."""
+        """Return the result of the import."""
         return Taken(
             jobs=self.jobs,
             steps=self.steps,
@@ -309,26 +321,26 @@ def take_days(
     places: str,
     report: Report,
 ) -> Taken:
-    """Take over slurmdbd's history of a time, a day a question.
+    """Import slurmdbd's history of a period, one query per day.
 
     Args:
-        books: Who is asked.
-        cluster: The cluster whose jobs these are.
-        since: Beginning of the time.
-        until: Its end.
-        maker: Makes events.
-        people: Who looks names up.
+        books: The source, such as slurmdbd.
+        cluster: Cluster name of the jobs.
+        since: Begin of the period.
+        until: End of the period.
+        maker: Makes the events.
+        people: Resolves names.
         append: Appends events to the journal.
-        places: The file that keeps how far imports have come.
-        report: Told of days.
+        places: Path of the file with positions of imports.
+        report: Progress callback, in days.
 
     Raises:
         SlurmError: slurmdbd does not answer.
-        Unavailable: Nothing can be written.
+        Unavailable: The journal or the positions cannot be written now.
     """
     name = f"slurmdbd {cluster} {since.isoformat()}"
     done = load_place(places, name)
-    # The last day again: a job that was requeued at its end goes on in the next.
+    # Repeat the last day: a job requeued at its end continues on the next day.
     began = max(since, _begin(date.fromisoformat(done))) if done else since
     work = _Work(maker, people, append, UTC)
     total = max(1, -(-(until - since) // _DAY))
@@ -342,7 +354,7 @@ def take_days(
             save_place(places, Place(name=name, done=began.date().isoformat()))
         report(min(total, (ends - since) // _DAY), total, f"days, {work.jobs} jobs")
         began = ends
-    # It is over: the same time asked for again is asked again, which does no harm.
+    # Finished: a repeated import starts anew, which is harmless.
     save_place(places, Place(name=name, done=""))
     work.passed_over += books.passed_over
     return work.taken(done)
@@ -361,24 +373,24 @@ def take_table(
     delimiter: str = "|",
     times: tuple[datetime | None, datetime | None] = (None, None),
 ) -> Taken:
-    """Take over a file that ``sacct -P`` wrote.
+    """Import a file that ``sacct -P`` wrote.
 
     Args:
         path: The file.
-        cluster: The cluster whose jobs these are.
-        maker: Makes events.
-        people: Who looks names up.
+        cluster: Cluster name of the jobs.
+        maker: Makes the events.
+        people: Resolves names.
         append: Appends events to the journal.
-        places: The file that keeps how far imports have come.
-        report: Told of bytes.
-        zone: What the times in it are in.
-        delimiter: What stands between columns.
-        times: Only jobs that ended from the first on, and before the second.
+        places: Path of the file with positions of imports.
+        report: Progress callback, in bytes.
+        zone: Time zone of the file's times.
+        delimiter: Separator of columns.
+        times: Import only jobs that ended at or after the first time and before the second.
 
     Raises:
         AccountingError: The file cannot be read.
-        SlurmError: It is no output of sacct.
-        Unavailable: Nothing can be written.
+        SlurmError: The file is not output of sacct.
+        Unavailable: The journal or the positions cannot be written now.
     """
     work = _Work(maker, people, append, zone)
     try:
@@ -417,19 +429,19 @@ def take_log(
     *,
     times: tuple[datetime | None, datetime | None] = (None, None),
 ) -> Taken:
-    """Take over another Steward's job log.
+    """Import the job log of another Steward.
 
     Args:
-        path: Its directory, or a day of it.
-        cluster: The cluster whose jobs these are; lines of others are passed over.
-        maker: Makes events.
+        path: The job log's directory, or one day's file.
+        cluster: Cluster name of the jobs; lines of other clusters are skipped.
+        maker: Makes the events.
         append: Appends events to the journal.
-        report: Told of lines.
-        times: Only jobs that ended from the first on, and before the second.
+        report: Progress callback, in lines.
+        times: Import only jobs that ended at or after the first time and before the second.
 
     Raises:
-        AccountingError: It cannot be read.
-        Unavailable: Nothing can be written.
+        AccountingError: The job log cannot be read.
+        Unavailable: The journal cannot be written now.
     """
     work = _Work(maker, People(), append, UTC)
     garbled = 0
@@ -455,10 +467,10 @@ def take_log(
 
 
 def is_table(path: str) -> bool:
-    """Whether a file begins as sacct's output does; a directory and a JSON line do not.
+    """Return True if a file looks like output of sacct, not a directory or JSON lines.
 
     Raises:
-        AccountingError: It cannot be read.
+        AccountingError: The file cannot be read.
     """
     try:
         if stat.S_ISDIR(os.stat(path).st_mode) or path.endswith((".zst", ".parquet")):
@@ -478,6 +490,7 @@ def _begin(day: date) -> datetime:
 
 
 def _is_within(row: Row, zone: tzinfo, times: tuple[datetime | None, datetime | None]) -> bool:
+    """Return True if a row's job ended within the requested times."""
     if times == (None, None):
         return True
     record = job_from_row(row, People(), zone)
@@ -497,10 +510,11 @@ _SAME: Final = tuple(
     for field in Line.__struct_fields__
     if field in _OF_RECORD and not field.endswith("_us") and field != "job_id"
 )
-"""What a line of a run calls as a record does."""
+"""Fields with the same name in a run's line and in a record."""
 
 
 def _record(line: Line) -> JobRecord:
+    """Convert a run's line to a record."""
     fields: dict[str, Any] = {field: getattr(line, field) for field in _SAME}
     for name in ("submit", "eligible", "start", "end"):
         value_us = getattr(line, f"{name}_us")

@@ -1,4 +1,9 @@
-"""The actions that list jobs and count them, within what the asker may see."""
+"""Job lists: the actions that list jobs and count them by state, within permissions.
+
+:func:`jobs` returns one page of jobs or arrays with their resources and usage, :func:`job_states`
+the counts. The requests and replies are in :mod:`steward.accounting.job_list_requests`; the web
+pages of jobs show them.
+"""
 
 import base64
 from collections.abc import Mapping
@@ -33,11 +38,11 @@ _NUMBER_BOUND: Final = 2**62
 
 
 def jobs(room: AccountingRoom, asker: Asker, request: JobsRequest) -> JobsAnswer:
-    """Jobs in an order, from a place on.
+    """Return one page of jobs.
 
     Raises:
-        UsageError: Something in the request cannot be understood.
-        SqliteUnavailable: There are no books yet.
+        UsageError: The request is malformed.
+        SqliteUnavailable: jobs.db does not exist yet.
     """
     if not 1 <= request.limit <= MOST_ROWS:
         raise AccountingUsage(f"a limit is from 1 to {MOST_ROWS}", request.limit)
@@ -64,11 +69,11 @@ def jobs(room: AccountingRoom, asker: Asker, request: JobsRequest) -> JobsAnswer
 
 
 def job_states(room: AccountingRoom, asker: Asker, request: JobStatesRequest) -> JobStatesAnswer:
-    """How many jobs are in each state.
+    """Count jobs by state.
 
     Raises:
-        UsageError: Something in the request cannot be understood.
-        SqliteUnavailable: There are no books yet.
+        UsageError: The request is malformed.
+        SqliteUnavailable: jobs.db does not exist yet.
     """
     found, is_all = room.jobs.states_of(_filter(room, asker, request))
     states = dict(sorted(found.items(), key=lambda one: (-one[1], one[0])))
@@ -76,6 +81,7 @@ def job_states(room: AccountingRoom, asker: Asker, request: JobStatesRequest) ->
 
 
 def _filter(room: AccountingRoom, asker: Asker, request: Selection) -> JobFilter:
+    """Build the job filter of a request, within what the requester may see."""
     clusters = request.clusters or (room.main_cluster,)
     zone = zone_called(request.zone or room.zone(clusters[0]))
     now = room.now()
@@ -93,6 +99,7 @@ def _row(
     arrays: Mapping[Array, dict[str, int]],
     now_us: int,
 ) -> JobRow:
+    """Build a row for a job or an array."""
     record = job.record
     row = JobRow(
         cluster=job.cluster,
@@ -117,6 +124,7 @@ def _row(
 
 
 def _single(row: JobRow, job: Job, line: Line | None, now_us: int) -> JobRow:
+    """Complete the row of a single job with times, usage and efficiency."""
     record = job.record
     given = tres(record.tres_allocated or record.tres_requested)
     is_over = record.state in FINISHED
@@ -149,6 +157,7 @@ def _single(row: JobRow, job: Job, line: Line | None, now_us: int) -> JobRow:
 
 
 def _elapsed_s(record: JobRecord, now_us: int) -> float | None:
+    """Return the elapsed seconds of a job without an accounting line."""
     if record.start is None or record.nodelist == "":
         return None
     end_us = micros(record.end) if record.end is not None and record.state in FINISHED else now_us
@@ -157,6 +166,7 @@ def _elapsed_s(record: JobRecord, now_us: int) -> float | None:
 
 
 def _waited_s(record: JobRecord, line: Line | None, now_us: int) -> float | None:
+    """Return the seconds from eligible time to start, end or now."""
     since = record.eligible or record.submit
     if since is None:
         return None
@@ -169,10 +179,12 @@ def _waited_s(record: JobRecord, line: Line | None, now_us: int) -> float | None
 
 
 def _page(place: ListPlace) -> str:
+    """Encode a list position as an opaque page token."""
     return base64.urlsafe_b64encode(msgspec.json.encode(place)).decode("ascii").rstrip("=")
 
 
 def _place(page: str) -> ListPlace | None:
+    """Decode a page token; None for the first page."""
     if not page:
         return None
     wrong = AccountingUsage("no answer gave such a page: begin with the first", page[:100])

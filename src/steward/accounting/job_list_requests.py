@@ -1,6 +1,7 @@
-"""The shapes of lists of jobs: what is asked, and what is answered.
+"""Job list requests and replies: JobsRequest, JobRow, JobsAnswer, JobStatesRequest.
 
-They are part of the same promise as those of ``steward.accounting.job_page.requests``.
+They are a stable interface, like those of ``steward.accounting.job_page.requests``: fields are
+only added, with defaults.
 """
 
 from datetime import datetime
@@ -14,17 +15,16 @@ from steward.jobs.queries import Order
 
 
 class JobsRequest(Selection, frozen=True, kw_only=True):
-    """accounting.jobs: jobs with what they were given and used.
+    """Request of accounting.jobs: list jobs with their resources and usage.
 
-    Without ``since`` jobs of all time.
+    Without ``since``, jobs of all time.
 
     Attributes:
-        order: By first submit time, or, for jobs that have ended, by their end; with ``-``
-            the latest first.
-        arrays: Whether an array is one row, or each of its tasks; by their end tasks are
-            always apart.
-        limit: How many rows at most.
-        page: ``next`` of the answer before, with the same filters and order; "" for the first.
+        order: Sort by first submit time, or by end for ended jobs; ``-`` puts the latest first.
+        arrays: One row per array, or one per task; sorted by end, tasks are always separate.
+        limit: Maximum number of rows.
+        page: ``next`` of the previous reply, with the same filters and order; "" for the first
+            page.
     """
 
     order: Order = "-submit"
@@ -34,28 +34,27 @@ class JobsRequest(Selection, frozen=True, kw_only=True):
 
 
 class JobRow(Shape, frozen=True, kw_only=True, omit_defaults=True):
-    """A job as a list shows it: its last run, or an array as a whole.
+    """Row of a job list: the last run of a job, or an array as a whole.
 
     Attributes:
-        cluster: Where it ran.
-        job: Its name as Slurm prints it; of an array that is one row, the array's.
-        job_id: Its raw id; of an array that of one of its tasks.
-        array_job_id: The array's id; 0 for none.
-        tasks: Of an array that is one row, how many tasks are in each state; such a row
-            tells nothing of when it ran and what it used.
-        user: What the uid resolved to at submit.
+        cluster: Cluster name.
+        job: Job name as Slurm prints it; for an array's row, the array's.
+        job_id: Raw id; for an array's row, that of one of its tasks.
+        array_job_id: Id of its array; 0 if none.
+        tasks: Number of tasks by state, in an array's row; such a row has no times and no usage.
+        user: User name at submit time.
         verified: Whether Slurm has shown it.
         submit: First submit time.
-        elapsed_s: From start to end, or to now, without the time that it was suspended.
-        waited_s: From when it could start to its start, or to now.
-        limit_s: The time limit; None for none.
-        cpus: That it was given, or asked for while it waits.
-        memory_bytes: Likewise, on all its nodes.
-        tres: All of what it was given, or asked for, as Slurm writes it.
-        cpu_used_s: CPU time of all its tasks.
-        cpu: CPU time over elapsed time times CPUs; None while it runs.
-        peak_bytes: Largest sum of memory on one node.
-        memory: That over what it was given there.
+        elapsed_s: Seconds from start to end or now, without suspension.
+        waited_s: Seconds from eligible time to start or now.
+        limit_s: Time limit in seconds; None if none.
+        cpus: Allocated CPUs; requested ones while pending.
+        memory_bytes: Allocated memory on all nodes; requested while pending.
+        tres: Allocated TRES as Slurm writes them; requested ones while pending.
+        cpu_used_s: CPU time of all tasks, in seconds.
+        cpu: CPU efficiency: CPU time over elapsed time times CPUs; None while running.
+        peak_bytes: Largest memory use on one node.
+        memory: Memory efficiency: that peak over the memory allocated there.
     """
 
     cluster: str
@@ -94,13 +93,13 @@ class JobRow(Shape, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class JobsAnswer(Answer, frozen=True, kw_only=True):
-    """Jobs, in the order that was asked for.
+    """Reply of accounting.jobs: one page of rows.
 
     Attributes:
         jobs: The rows.
-        next: Give this as ``page`` for what follows; "" where nothing does.
-        zones: For each cluster the IANA name of its time zone; "" for the system's.
-        now: When this was found out.
+        next: Pass this as ``page`` for the next page; "" on the last.
+        zones: IANA time zone of each cluster; "" for the system's.
+        now: Time of the reply.
     """
 
     jobs: tuple[JobRow, ...]
@@ -110,16 +109,17 @@ class JobsAnswer(Answer, frozen=True, kw_only=True):
 
 
 class JobStatesRequest(Selection, frozen=True, kw_only=True):
-    """accounting.job_states: how many jobs are in each state; without ``since`` of all time."""
+    """Request of accounting.job_states: count jobs by state; without ``since``, of all time."""
 
 
 class JobStatesAnswer(Answer, frozen=True, kw_only=True):
-    """How many jobs are in each state, each task of an array by itself.
+    """Reply of accounting.job_states; each array task counts.
 
     Attributes:
-        states: By state, the most first; tasks that wait together count as one.
-        total: All of them.
-        is_all: False where there are more than were counted.
+        states: Number of jobs by state, largest first; pending tasks that share a record count as
+            one.
+        total: Sum of all states.
+        is_all: False if counting stopped at a limit.
     """
 
     states: dict[str, int]

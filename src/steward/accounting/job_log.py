@@ -1,4 +1,4 @@
-"""Job log readers: the interface that the extension which writes the job log offers."""
+"""Job log readers: the interface implemented by the extension that writes the job log."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
@@ -12,15 +12,15 @@ _GROUP: Final = "steward.job_log"
 _NAME: Final = "log"
 
 PassedOver = Callable[[str, int, str], None]
-"""Called for each line that is not a record, with the file, the line number and the reason."""
+"""Callback for each malformed line, with file, line number and reason."""
 
 
 class LogDay(Protocol):
-    """One day of a job log."""
+    """Day of a job log."""
 
     @property
     def day(self) -> str:
-        """The day, ``2026-11-21``."""
+        """Date, such as ``2026-11-21``."""
 
     @property
     def parquet(self) -> str:
@@ -43,7 +43,7 @@ def job_log() -> JobLog:
     """Load the functions that read the job log.
 
     Raises:
-        StewardError: No installed package offers them.
+        StewardError: No installed package provides them.
     """
     offer: JobLog = load_offer(_GROUP, _NAME)
     return offer

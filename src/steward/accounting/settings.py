@@ -1,22 +1,22 @@
-"""The settings of accounting: what nodes report, plugins, the job log, and notes on jobs."""
+"""Accounting settings: sections [accounting], [accounting.notes] and [mail]."""
 
 from steward.core.section import Section
 
 
 class NotesSettings(Section, frozen=True, kw_only=True):
-    """[accounting.notes]: when 'steward job' remarks on something; shares are of 1.
+    """[accounting.notes]: thresholds for notes of 'steward job'; shares are fractions of 1.
 
     Attributes:
-        least_run_s: Efficiency is not remarked on in a run that was shorter, in seconds; how
-            it ended is.
-        memory_low: Peak memory below this share of what was allocated is far over-asked.
-        memory_high: Peak memory above this share is nearly under-asked.
-        cpu_low: CPU efficiency below this share means idle CPUs.
-        serial_cpus: A run that kept one CPU busy is serial on many where it had this many.
-        time_low: Elapsed time below this share of the limit means that the limit is far off.
-        time_high: Elapsed time above this share of the limit means that it is nearly hit.
-        imbalance: A task that used this many times the CPU of the mean task, or more.
-        failed_within_s: A failure within this time, in seconds, is remarked on.
+        least_run_s: Minimum run time in seconds for notes on efficiency; notes on how a run ended
+            are always given.
+        memory_low: Peak memory below this share of the allocation: far too much was requested.
+        memory_high: Peak memory above this share: memory was nearly exhausted.
+        cpu_low: CPU efficiency below this share: CPUs were idle.
+        serial_cpus: Minimum CPUs of a run that used only one, for the note "serial".
+        time_low: Elapsed time below this share of the limit: the limit is far too long.
+        time_high: Elapsed time above this share of the limit: the limit was nearly reached.
+        imbalance: A task with at least this multiple of the mean CPU time: tasks were uneven.
+        failed_within_s: A failure within this time, in seconds: failed early.
     """
 
     least_run_s: float = 60.0
@@ -31,17 +31,16 @@ class NotesSettings(Section, frozen=True, kw_only=True):
 
 
 class AccountingSettings(Section, frozen=True, kw_only=True):
-    """[accounting]: the accounting plugins, and the job log.
+    """[accounting]: accounting plugins and the job log.
 
     Attributes:
-        type: The plugins by type, with commas between: ``jobacct/log``, ``jobacct/none``, or
-            what another package offers (JobAcctType).
+        type: Plugins by type, separated by commas: ``jobacct/log``, ``jobacct/none``, or one from
+            another package (JobAcctType).
         location: Where a plugin writes; ``<state_dir>/joblog`` if empty (JobAcctLoc).
-        parameters: What plugins are told, as ``name=value`` with commas between
-            (JobAcctParameters).
-        close_after_days: Days after its end that a day of the job log is closed.
-        hook_timeout_s: How long a plugin's hook may take, in seconds, before it is ended.
-        notes: When 'steward job' remarks on something.
+        parameters: Options of plugins, as ``name=value`` separated by commas (JobAcctParameters).
+        close_after_days: Days after which a day of the job log is closed.
+        hook_timeout_s: Maximum run time of a plugin's hook, in seconds.
+        notes: Thresholds for notes of 'steward job'.
     """
 
     type: str = "jobacct/log"
@@ -53,16 +52,16 @@ class AccountingSettings(Section, frozen=True, kw_only=True):
 
 
 class MailSettings(Section, frozen=True, kw_only=True):
-    """[mail]: how ``steward mail``, as Slurm's MailProg, sends what it wrote.
+    """[mail]: how ``steward mail``, as Slurm's MailProg, sends mail.
 
     Attributes:
-        program: What MailProg was before (``/usr/bin/mail``): it is called as Slurm would
-            call it, with the longer text. If empty, ``sendmail`` is.
-        sendmail: A program that takes a whole message and sends it to whom it names.
-        sender: From whom the mail is; the user that slurmctld runs as if empty. Only
-            ``sendmail`` is told.
-        wait_s: How long the facts from the nodes are waited for, in seconds.
-        timeout_s: How long the program that sends may take, in seconds.
+        program: The previous MailProg (``/usr/bin/mail``), called as Slurm would, with the longer
+            text. If empty, ``sendmail`` is called.
+        sendmail: Program that takes a whole message and sends it to the recipients in its header.
+        sender: From address, passed to ``sendmail`` only; the user that slurmctld runs as if
+            empty.
+        wait_s: Maximum wait for the nodes' reports, in seconds.
+        timeout_s: Time-out of the sending program, in seconds.
     """
 
     program: str = ""

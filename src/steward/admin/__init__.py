@@ -1,1 +1,1 @@
-"""What administrators run: checks, backups, status, credentials, and the first configuration."""
+"""Administration: health checks, backups, status, credentials, plugins, first configuration."""

@@ -1,8 +1,7 @@
-"""Certificates for nodes that are to be known by them and not by MUNGE: made by openssl.
+"""TLS certificates for compute nodes that do not use MUNGE, made by openssl.
 
-An authority of its own, which signs Steward's certificate and one for each
-node, in one directory. What is there already is left as it is, so that nodes
-can be added later.
+:class:`Authority` keeps its own CA, Steward's server certificate and one client certificate for
+each node in one directory. It never changes existing files, so that nodes can be added later.
 """
 
 import os
@@ -16,11 +15,13 @@ from steward.core.errors import StewardError, UsageError
 from steward.slurm.nodelists import NodeListError, expand
 
 _TIMEOUT_S: Final = 60.0
+"""Longest run of openssl, in seconds."""
 _NAME: Final = re.compile(r"[A-Za-z0-9*:][A-Za-z0-9.:_-]{0,252}")
 _ADDRESS: Final = re.compile(r"[0-9.]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*")
-# Nothing of the host's own openssl.cnf, which makes every certificate an authority's.
+# Ignores the host's openssl.cnf, which makes every certificate a CA's.
 _CONFIG: Final = "[req]\ndistinguished_name = name\nprompt = no\n[name]\nCN = {}\n"
 _MOST_COMMON_NAME: Final = 64
+"""Longest common name in X.509, in characters."""
 
 
 class CertificateError(StewardError):
@@ -28,11 +29,11 @@ class CertificateError(StewardError):
 
 
 class Authority:
-    """Signs certificates for one site's nodes.
+    """Certificate authority of one site's nodes.
 
     Args:
-        directory: Where all of it is kept; made, 0700, if need be.
-        days: How long what is made now is valid.
+        directory: Directory of all its files; created with mode 0711 if missing.
+        days: Validity of new certificates, in days.
 
     Raises:
         CertificateError: The directory or the authority cannot be made.
@@ -42,7 +43,7 @@ class Authority:
         self._directory = Path(directory)
         self._days = days
         try:
-            # Steward's user, who has a key of its own here, has to get at it.
+            # Steward's user must reach its own key here.
             self._directory.mkdir(mode=0o711, exist_ok=True)
             (self._directory / "nodes").mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
@@ -52,7 +53,7 @@ class Authority:
         self._make(self._directory / "ca", "Steward's nodes", extensions, signed=False)
 
     def server(self, names: Sequence[str]) -> bool:
-        """Steward's own, for the names and addresses that agents know it by; whether it is new.
+        """Make Steward's server certificate for these names and addresses; return True if new.
 
         Raises:
             UsageError: A name is none.
@@ -65,11 +66,11 @@ class Authority:
         return self._leaf(self._directory / "server", names[0], kinds, "serverAuth")
 
     def nodes(self, nodelist: str, cluster: str = "") -> Iterator[tuple[str, bool]]:
-        """One for each node of a list: its name, and whether its certificate is new.
+        """Make a certificate for each node of a list; yield its name, and True if it is new.
 
         Args:
-            nodelist: As Slurm writes it: ``n[1-3],gpu7``.
-            cluster: The cluster's name, where one Steward serves several.
+            nodelist: Node list as Slurm writes it: ``n[1-3],gpu7``.
+            cluster: Name of the cluster, if one Steward serves several.
 
         Raises:
             UsageError: It is no list of nodes.
@@ -82,7 +83,7 @@ class Authority:
         for name in names:
             if _NAME.fullmatch(name) is None:
                 raise UsageError(f"{name!r} is no node's name")
-            # Within a cluster the node's name tells it; among several only both together do.
+            # Within a cluster the node name is unique; among several only both names together are.
             goes_by = [f"DNS:{name}.{cluster}"] if cluster else [f"DNS:{name}"]
             yield name, self._leaf(self._directory / "nodes" / name, name, goes_by, "clientAuth")
 
@@ -96,6 +97,7 @@ class Authority:
         return self._make(stem, name, extensions, signed=True)
 
     def _make(self, stem: Path, name: str, extensions: Sequence[str], *, signed: bool) -> bool:
+        """Make a key and certificate, unless both exist; return True if new."""
         certificate, key = Path(f"{stem}.crt"), Path(f"{stem}.key")
         if certificate.exists() and key.exists():
             return False
@@ -120,6 +122,7 @@ class Authority:
 
 
 def _run(words: Sequence[str], text: str) -> None:
+    """Run openssl with a configuration on standard input."""
     try:
         done = subprocess.run(
             words,

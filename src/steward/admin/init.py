@@ -1,4 +1,9 @@
-"""``steward init``: a first configuration, and what Slurm is to be told."""
+"""First configuration (``steward init``): write steward.toml and list the next steps.
+
+``site_of`` reads the Slurm configuration into a :class:`Site`; :class:`Wishes` holds the
+options of the command. ``make`` writes the configuration and creates the directories that it
+names; ``steps`` yields the commands and slurm.conf lines that are left to the administrator.
+"""
 
 import os
 import pwd
@@ -29,22 +34,23 @@ from steward.slurm.settings import ClusterSettings
 
 
 class SetupError(StewardError):
-    """Something cannot be set up, or is there already."""
+    """Something cannot be set up, or exists already."""
 
 
 DEFAULT_OUT: Final = "/etc/steward"
 DEFAULT_ARCHIVE: Final = "/srv/steward/archive"
 DEFAULT_STATE: Final = Settings().state_dir
 _PATIENCE_S: Final = 20.0
+"""Longest wait for slurmctld, in seconds."""
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """What Slurm says of itself.
+    """Configuration of the site's Slurm.
 
     Attributes:
-        shown: What ``scontrol show config`` shows; empty where slurmctld does not answer.
-        slurm_conf: The path that was named for slurm.conf; "" where it is found by itself.
-        slurm_bin: The directory that was named for its commands; "" likewise.
+        shown: Output of ``scontrol show config``; empty if slurmctld does not answer.
+        slurm_conf: Given path of slurm.conf; "" if Slurm finds it itself.
+        slurm_bin: Given directory of Slurm's commands; "" if they are in PATH.
     """
 
     shown: Mapping[str, str] = {}
@@ -53,18 +59,18 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cluster(self) -> str:
-        """ClusterName; "" where it is not shown."""
+        """ClusterName; "" if unknown."""
         return self.shown.get("ClusterName", "")
 
     @property
     def slurm_user(self) -> str:
-        """SlurmUser's name."""
+        """Name of SlurmUser."""
         found = slurm_user(self.shown)
         return found[0] if found else "slurm"
 
     @property
     def etc(self) -> str:
-        """The directory of slurm.conf."""
+        """Directory of slurm.conf."""
         path = self.slurm_conf or self.shown.get("SLURM_CONF", "")
         return os.path.dirname(path) if path else "/etc/slurm"
 
@@ -75,26 +81,26 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def jobcomp(self) -> str:
-        """JobCompType; "" where the place is free."""
+        """JobCompType; "" for none."""
         kind = self.shown.get("JobCompType", "")
         return "" if kind == "jobcomp/none" else kind
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True):
-    """What a site wants of Steward.
+    """Options of ``steward init``.
 
     Attributes:
-        cluster: What the cluster is called.
-        user: Who Steward runs as.
-        archive_dir: Where scripts are archived.
-        state_dir: Where journal and databases live.
+        cluster: Name of the cluster.
+        user: User that Steward runs as.
+        archive_dir: Directory of the script archive.
+        state_dir: Directory of journal and databases.
         out: Directory of the configuration.
-        jobcomp_lines: File that slurmctld tells of ended jobs in; "" for none.
-        nodes: Address at which nodes report what jobs used; "" for none.
-        listener: User that listens there; "" where the daemon does it itself.
-        bank: Whether there is a bank.
-        sensor: Whether nodes are watched.
-        web: Address of the pages; "" for none.
+        jobcomp_lines: File that slurmctld writes ended jobs to; "" for none.
+        nodes: Address at which nodes report the use of jobs; "" for none.
+        listener: User of a separate listener there; "" if the daemon listens itself.
+        bank: Whether to enable the bank.
+        sensor: Whether to enable the sensor of node states.
+        web: Address of the web pages; "" for none.
         web_url: URL of the pages in users' browsers; "" if it is not known yet.
     """
 
@@ -113,12 +119,12 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def path(self) -> str:
-        """The configuration's file."""
+        """Path of the configuration file."""
         return os.path.join(self.out, "steward.toml")
 
     @property
     def account(self) -> pwd.struct_passwd:
-        """The user that Steward runs as.
+        """Passwd entry of the user that Steward runs as.
 
         Raises:
             SetupError: There is none of that name.
@@ -132,7 +138,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_user(name: str) -> bool:
-    """Look up a user, as a package makes it."""
+    """Return whether a user exists, as one that a package creates."""
     try:
         pwd.getpwnam(name)
     except KeyError:
@@ -141,11 +147,11 @@ def is_user(name: str) -> bool:
 
 
 def site_of(slurm_conf: str = "", slurm_bin: str = "") -> Site:
-    """What Slurm says of itself here; little where slurmctld does not answer.
+    """Query the configuration of this host's Slurm.
 
     Args:
-        slurm_conf: Path of slurm.conf, where it is not found by itself.
-        slurm_bin: Directory of Slurm's commands, likewise.
+        slurm_conf: Path of slurm.conf, if Slurm does not find it itself.
+        slurm_bin: Directory of Slurm's commands, if they are not in PATH.
 
     Raises:
         SetupError: slurmctld does not answer.
@@ -172,7 +178,7 @@ _NO_URL: Final = '#url = "https://steward.example.org"\n'
 
 
 def text_of(wishes: Wishes, site: Site) -> str:
-    """The configuration, in TOML."""
+    """Render the configuration as TOML."""
     parts = [_HEAD]
     if wishes.state_dir != DEFAULT_STATE:
         parts.append(_line("state_dir", wishes.state_dir))
@@ -201,6 +207,7 @@ def text_of(wishes: Wishes, site: Site) -> str:
 
 
 def _cluster(wishes: Wishes, site: Site) -> str:
+    """Render the section of the cluster."""
     lines = [f"[cluster.{wishes.cluster}]\n"]
     for name in ("slurm_conf", "slurm_bin"):
         value = getattr(site, name)
@@ -220,7 +227,7 @@ def _sensor(wishes: Wishes) -> str:
 
 
 def _line(name: str, value: str) -> str:
-    # JSON's strings are TOML's, but for DEL, which no path of ours holds.
+    # JSON strings are valid TOML, except for DEL, which none of our paths contains.
     return f"{name} = {msgspec.json.encode(value).decode()}\n"
 
 
@@ -231,12 +238,12 @@ _PROGRAMS: Final = """\
 
 
 def make(wishes: Wishes, site: Site, *, force: bool = False) -> list[str]:
-    """Write the configuration and make what it names; the paths that were written.
+    """Write the configuration and create what it names; return the written paths.
 
     Args:
-        wishes: What is wanted.
-        site: What Slurm says.
-        force: Whether a configuration that is there is written over; it is kept beside.
+        wishes: Options of the command.
+        site: Configuration of the site's Slurm.
+        force: Whether to replace an existing configuration; the old one is kept beside it.
 
     Raises:
         SetupError: There is a configuration, a directory is none, or nothing can be written.
@@ -261,13 +268,14 @@ def make(wishes: Wishes, site: Site, *, force: bool = False) -> list[str]:
 
 
 def _made(wishes: Wishes, site: Site, uid: int, gid: int) -> Iterator[str]:
+    """Write files and create directories; yield the paths that are new."""
     _directory(wishes.out, 0o755, None)
     text = text_of(wishes, site)
     _check(text, wishes)
     if os.path.lexists(wishes.path):
         os.replace(wishes.path, f"{wishes.path}.old")
         yield f"{wishes.path}.old"
-    # Root's, and his group's to read: what runs as Steward does not change what it is to do.
+    # Owned by root, readable by Steward's group: Steward must not change its own settings.
     _file(wishes.path, text, 0o640, (os.geteuid(), gid))
     yield wishes.path
     programs = f"{wishes.out}/programs"
@@ -300,7 +308,7 @@ def _trigger(wishes: Wishes) -> Iterator[str]:
 
 
 def _check(text: str, wishes: Wishes) -> None:
-    """See that what is about to be written is a configuration."""
+    """Check that the text to write is a valid configuration."""
     fd, path = tempfile.mkstemp(prefix=".steward-", suffix=".toml", dir=wishes.out)
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
@@ -311,13 +319,13 @@ def _check(text: str, wishes: Wishes) -> None:
 
 
 def _file(path: str, text: str, mode: int, owner: tuple[int, int] | None) -> None:
-    """Write a file that nobody finds half written, or with another's rights."""
+    """Write a file atomically, with owner and mode set from the start."""
     with replacing(path, mode, owner=owner) as file:
         file.write(text.encode())
 
 
 def _directory(path: str, mode: int, owner: tuple[int, int] | None) -> bool:
-    """Make a directory, and those above it; one that is there stays as it is.
+    """Create a directory and its parents; an existing one stays unchanged.
 
     Returns:
         Whether it was made.
@@ -330,25 +338,25 @@ def _directory(path: str, mode: int, owner: tuple[int, int] | None) -> bool:
     os.mkdir(path, mode)
     if owner is not None:
         os.chown(path, *owner)
-    # Whatever the umask was.
+    # Sets the mode whatever the umask.
     os.chmod(path, mode)
     return True
 
 
 _WRITABLE: Final = "/srv/steward/"
-"""What the unit file lets Steward write to beside its own directories."""
+"""Directory that the unit file lets Steward write to besides its own."""
 
 
 _LUA_SOCKET: Final = "apt-get install lua-socket        # on EL: dnf install lua-socket, of EPEL"
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of a site's way to Steward.
+    """One step of the installation, for the administrator.
 
     Attributes:
-        title: What it brings.
-        commands: What to type, in this order; lines of Slurm's files come between.
-        note: What has to be known of it; "" for nothing.
+        title: Purpose of the step.
+        commands: Commands to type in this order, and lines to add to Slurm's files.
+        note: Note on the step; "" for none.
     """
 
     title: str
@@ -357,7 +365,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def steps(wishes: Wishes, site: Site) -> Iterator[Step]:
-    """The steps that are left, in their order."""
+    """Yield the remaining steps in order."""
     at = "" if wishes.out == DEFAULT_OUT else f" --config {wishes.path}"
     yield Step(
         title="The archive, from snapshots and the spool alone: nothing of Slurm is changed",
@@ -380,7 +388,7 @@ def steps(wishes: Wishes, site: Site) -> Iterator[Step]:
 
 
 def _unit(wishes: Wishes) -> Iterator[str]:
-    """What the unit file has to be told of this site."""
+    """Yield commands that adapt the unit file to this site."""
     if wishes.user != "slurm":
         yield f"systemctl edit steward        # [Service] User={wishes.user} Group={wishes.user}"
     if not f"{wishes.archive_dir}/".startswith(_WRITABLE):
@@ -400,6 +408,7 @@ def _jobcomp(site: Site) -> Step:
 
 
 def _nodes(wishes: Wishes, site: Site) -> Step:
+    """Make the step that installs SPANK plugin and agents on nodes."""
     plugstack = site.plugstack
     conf = f"{conf_directory(plugstack)}/steward.conf"
     at = f" --plugstack {plugstack}" if plugstack != "/etc/slurm/plugstack.conf" else ""
@@ -434,6 +443,7 @@ def _bank(at: str) -> Step:
 
 
 def _gate(site: Site, at: str) -> Step:
+    """Make the step that installs the submit plugin."""
     plugins = plugins_of(site.shown)
     called = f"{site.etc}/{CALLED}"
     note = "gate.off takes it out again at once: docs/gate.md."

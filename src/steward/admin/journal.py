@@ -1,7 +1,6 @@
-"""What the journal can be asked: how it stands, what is in it, what was set aside.
+"""Journal actions: status, list of events, dead letters, replay, and forgetting a consumer.
 
-Events of all clusters are in it, so only those who are operators on every
-cluster may ask.
+The journal holds events of all clusters, so only operators on every cluster may use them.
 """
 
 import difflib
@@ -21,15 +20,16 @@ from steward.core.waits import Stop
 from steward.reports.events import EventTold, told
 
 _MOST_EVENTS = 10_000
+"""Most events in one answer."""
 
 
 class JournalRoom:
-    """What the journal's actions work with.
+    """Context of the journal actions.
 
     Args:
-        state_dir: The directory that holds the journal.
-        access: Decides who may ask.
-        clusters: Every cluster that something may be in it of; at least one name.
+        state_dir: Directory of the journal.
+        access: Access decisions.
+        clusters: Names of all clusters that may have events in it; at least one.
     """
 
     def __init__(self, state_dir: str, access: Access, clusters: Iterable[str]) -> None:
@@ -38,7 +38,7 @@ class JournalRoom:
         self._clusters = tuple(clusters)
 
     def admit(self, asker: Asker) -> None:
-        """Let an operator pass.
+        """Require an operator.
 
         Raises:
             Refused: The asker is none, or not on every cluster.
@@ -47,11 +47,11 @@ class JournalRoom:
             raise Refused("the journal holds everybody's jobs: only operators may ask for it")
 
     def reader(self) -> JournalReader:
-        """The journal, for reading."""
+        """Open the journal for reading."""
         return JournalReader(self._state_dir)
 
     def consumer(self, asker: Asker, name: str) -> str:
-        """The consumer that an operator means.
+        """Find the consumer that an operator names.
 
         Raises:
             Refused: As :meth:`admit`.
@@ -65,7 +65,7 @@ class JournalRoom:
             reader.close()
 
     def ask_writer(self, verb: str, *args: Any) -> Any:
-        """Have the journal's one writer do something."""
+        """Send a command to the journal's writer and return its answer."""
         link = JournalLink(self._state_dir, Stop())
         try:
             return link.ask(verb, *args)
@@ -74,27 +74,27 @@ class JournalRoom:
 
 
 class _Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something asked of the journal."""
+    """Base class of journal requests."""
 
 
 class _Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """Something answered; ``version`` is the shape's."""
+    """Base class of journal answers; ``version`` is that of the type."""
 
     version: int = 1
 
 
 class StatusRequest(_Request, frozen=True, kw_only=True):
-    """journal.status: how the journal and its consumers stand."""
+    """journal.status: status of the journal and its consumers."""
 
 
 class StatusAnswer(_Answer, frozen=True, kw_only=True):
-    """How the journal and its consumers stand.
+    """Status of the journal and its consumers.
 
     Attributes:
         head: Position of the last event.
-        oldest: Position of the oldest event that is still here.
-        events: How many are here.
-        consumers: Where each consumer stands.
+        oldest: Position of the oldest event not yet trimmed.
+        events: Number of stored events.
+        consumers: Status of each consumer.
     """
 
     head: int
@@ -104,13 +104,13 @@ class StatusAnswer(_Answer, frozen=True, kw_only=True):
 
 
 class ListRequest(_Request, frozen=True, kw_only=True):
-    """journal.list: events.
+    """journal.list: list events.
 
     Attributes:
         kinds: Only these kinds; all if empty.
         clusters: Only of these clusters; all if empty.
-        after: Only events behind this position; 0 for the newest ones.
-        limit: How many at most.
+        after: Only events after this position; 0 for the newest ones.
+        limit: Most events to return.
     """
 
     kinds: tuple[str, ...] = ()
@@ -126,23 +126,23 @@ class ListAnswer(_Answer, frozen=True, kw_only=True):
 
 
 class DeadRequest(_Request, frozen=True, kw_only=True):
-    """journal.dead: what was set aside, for one consumer (or sink) or ("") all."""
+    """journal.dead: dead letters of one consumer (or sink), or all for ""."""
 
     consumer: str = ""
 
 
 class DeadLine(msgspec.Struct, frozen=True, kw_only=True):
-    """An event that a consumer could not put to use.
+    """A dead letter: an event that a consumer rejected.
 
     Attributes:
-        consumer: Who could not.
-        id: The event's position.
-        kind: The event's kind.
-        cluster: The event's cluster.
-        key: The event's key.
-        error: What went wrong the last time.
-        since: When it was set aside.
-        replay: Whether it is about to be tried again.
+        consumer: Name of the consumer.
+        id: Position of the event.
+        kind: Kind of the event.
+        cluster: Cluster of the event.
+        key: Key of the event.
+        error: Last error.
+        since: Time of the rejection.
+        replay: Whether it is about to be retried.
     """
 
     consumer: str
@@ -156,17 +156,17 @@ class DeadLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadAnswer(_Answer, frozen=True, kw_only=True):
-    """What was set aside."""
+    """Dead letters."""
 
     letters: tuple[DeadLine, ...]
 
 
 class ReplayRequest(_Request, frozen=True, kw_only=True):
-    """journal.replay: have what was set aside for a consumer tried again.
+    """journal.replay: retry a consumer's dead letters.
 
     Attributes:
-        consumer: The consumer, or a sink by its own name.
-        id: The one event; None for all.
+        consumer: Name of the consumer, or of a sink.
+        id: Position of one event; None for all.
     """
 
     consumer: str
@@ -174,19 +174,19 @@ class ReplayRequest(_Request, frozen=True, kw_only=True):
 
 
 class ReplayAnswer(_Answer, frozen=True, kw_only=True):
-    """How many events will be tried again."""
+    """Number of dead letters that will be retried."""
 
     events: int
 
 
 class ForgetRequest(_Request, frozen=True, kw_only=True):
-    """journal.forget: the journal waits for this consumer, or this sink's, no more."""
+    """journal.forget: stop waiting for this consumer, or this sink's, and drop its state."""
 
     consumer: str
 
 
 class ForgetAnswer(_Answer, frozen=True, kw_only=True):
-    """Whom the journal has forgotten."""
+    """The consumer that was forgotten."""
 
     consumer: str
 
@@ -206,6 +206,7 @@ def _status(room: JournalRoom, asker: Asker, _request: StatusRequest) -> StatusA
 
 
 def _list(room: JournalRoom, asker: Asker, request: ListRequest) -> ListAnswer:
+    """List events by kind and cluster."""
     room.admit(asker)
     unknown = set(request.kinds) - set(BODIES)
     if unknown:
@@ -221,7 +222,7 @@ def _list(room: JournalRoom, asker: Asker, request: ListRequest) -> ListAnswer:
 
 
 def _newest(reader: JournalReader, request: ListRequest, limit: int) -> list[Event]:
-    """The first events behind a position, or the last ones before the head."""
+    """Return the first events after a position, or the last ones before the head."""
     kinds = frozenset(request.kinds or BODIES)
 
     def between(after: int, most: int) -> list[Event]:
@@ -241,6 +242,7 @@ def _newest(reader: JournalReader, request: ListRequest, limit: int) -> list[Eve
 
 
 def _dead(room: JournalRoom, asker: Asker, request: DeadRequest) -> DeadAnswer:
+    """List dead letters."""
     room.admit(asker)
     reader = room.reader()
     try:
@@ -251,7 +253,7 @@ def _dead(room: JournalRoom, asker: Asker, request: DeadRequest) -> DeadAnswer:
 
 
 def _called(reader: JournalReader, name: str) -> str:
-    """The consumer of that name, or that of the sink of that name.
+    """Return the consumer of that name, or that of the sink of that name.
 
     Raises:
         UsageError: There is neither.

@@ -1,1 +1,1 @@
-"""Every job's script and environment, kept and found again."""
+"""Archive of job scripts and environments: sinks, catalog, search, export and retention."""

@@ -1,6 +1,7 @@
-"""What the archive can be asked: its actions, for the registry.
+"""Archive actions ``archive.*``: list, search, show, export, verify, purge and resend scripts.
 
-Their context is a :class:`steward.archive.context.Library`.
+``ACTIONS`` declares the actions for the registry; their handlers are in ``lookup``, ``export`` and
+``maintenance`` and get a :class:`steward.archive.context.Library` as context.
 """
 
 from typing import Final

@@ -1,4 +1,9 @@
-"""Reads a script's bytes wherever they are by now: in their store, or in an archive of files."""
+"""Script contents: read a script's or environment's bytes from the incoming store or an archive.
+
+Capture writes bytes to a store (``.incoming/``) and consumers read them from there. Once all
+consumers have passed the event, the store drops them; :class:`Contents` then asks the files sinks
+in turn, through :class:`FilesReader`. Used by the catalog and remote sinks.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -11,24 +16,24 @@ from steward.core.incoming import StoreError, Stores
 
 
 class Reader(Protocol):
-    """Reads what a sink keeps; :class:`FilesReader` is one."""
+    """Interface of a sink's reader; :class:`FilesReader` implements it."""
 
     def locate(self, script_key: str, cluster: str = "") -> Placed | None:
-        """Where a script is; None if this sink does not have it."""
+        """Return where a script is stored; None if this sink does not have it."""
 
     def read(self, script_key: str, which: Which, cluster: str = "") -> bytes:
-        """The bytes of a script or of its environment; raises NotArchived."""
+        """Return the bytes of a script or of its environment; raise NotArchived if absent."""
 
     def close(self) -> None:
-        """Let go of files."""
+        """Close all files."""
 
 
 class Contents:
-    """For consumers: what they read leaves its store when all have passed its event.
+    """Reader of script bytes for consumers: from the store, else from an archive.
 
     Args:
-        stores: The stores of incoming bytes.
-        readers: Makes the readers of the archives that are asked in turn, when first needed.
+        stores: Stores of incoming bytes.
+        readers: Creates the archives' readers on first use; they are asked in order.
     """
 
     def __init__(
@@ -39,17 +44,17 @@ class Contents:
         self._readers: Sequence[Reader] | None = None
 
     def read(self, cluster: str, key: str, body: JobScript, which: Which) -> bytes | None:
-        """The script or the environment; None if there was none.
+        """Return the bytes of the script or the environment; None if the job has none.
 
         Args:
             cluster: The cluster's name.
             key: Key of the job.script event.
-            body: What that event said.
-            which: Of the two.
+            body: Body of that event.
+            which: ``script`` or ``environment``.
 
         Raises:
-            NotArchived: The bytes are nowhere any more.
-            Unavailable: They cannot be read now.
+            NotArchived: Neither a store nor an archive has the bytes.
+            Unavailable: The bytes cannot be read now.
         """
         kept = getattr(body, which)
         if kept is None:
@@ -57,11 +62,12 @@ class Contents:
         try:
             return self._stores.read(body, kept)
         except (FileNotFoundError, StoreError):
-            # An event that is sent or replayed long after it came, or whose sink was taken
-            # out of the configuration: the bytes are where they were filed.
+            # The store no longer has them: the event is resent or replayed long after it came, or
+            # its sink was removed from the configuration. An archive has the bytes.
             return self._archived(cluster, key, which)
 
     def _archived(self, cluster: str, key: str, which: Which) -> bytes:
+        """Read the bytes from the first archive that has them."""
         if self._readers is None:
             self._readers = self._make_readers()
         for reader in self._readers:
@@ -72,14 +78,14 @@ class Contents:
         raise NotArchived(f"the {which} of {key} has left its store, and no archive has it", key)
 
     def close(self) -> None:
-        """Let go of the archives' databases."""
+        """Close the archives' databases."""
         for reader in self._readers or ():
             reader.close()
         self._readers = None
 
 
 def contents_of(settings: Settings, stores: Stores) -> Contents:
-    """What can be read with a configuration, whose sinks of files are asked in turn."""
+    """Make a Contents that falls back to every configured files sink."""
     return Contents(
         stores, lambda: [FilesReader(settings, name) for name in settings.files_sinks()]
     )

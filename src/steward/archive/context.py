@@ -1,8 +1,8 @@
-"""What the archive's actions work with: jobs.db, kept bytes, catalogue, and who may see what.
+"""Archive context: finds jobs and script bytes for archive actions, and checks permissions.
 
-Everything is opened when it is first needed, read-only. An action never asks
-for a job or for bytes past this class, so that nobody is shown what is not
-theirs.
+:class:`Library` opens jobs.db, sinks and the catalog on first use, read-only. Actions get jobs and
+bytes only through it, so that a user sees only what the permissions allow. It also builds the rows
+of replies (:class:`JobLine`, :class:`ScriptLine`, :class:`RunLine`).
 """
 
 import hashlib
@@ -32,27 +32,27 @@ from steward.jobs.queries import clusters_of
 log = logging.getLogger(__name__)
 
 Order = Callable[[Sequence[Event]], None]
-"""Appends events to the journal; returns when they are durable."""
+"""Function that appends events to the journal and returns when they are durable."""
 
 
 class NoSuchJob(Missing):
-    """No job that the asker may see was called so."""
+    """Error: no job of this name that the user may see."""
 
 
 class NotYours(Refused):
-    """The job is somebody else's."""
+    """Error: the job belongs to another user."""
 
 
 class Library:
-    """The context of the archive's actions; to be used by one thread at a time.
+    """Context of the archive actions. Not thread-safe: use one instance per thread.
 
     Args:
         settings: The whole configuration.
-        access: The decisions.
-        order: Appends events; without it nothing can be purged here.
-        refilled: Tells the journal that a consumer, by its name, gets again what it missed of
-            jobs submitted since a time (seconds since the epoch).
-        now: The clock.
+        access: Decides who may see what.
+        order: Appends events; without it purge and resend are impossible.
+        refilled: Tells the journal that a consumer, by name, gets again the events that it missed
+            of jobs submitted since a time (seconds since the epoch).
+        now: Returns the current time.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class Library:
 
     @property
     def jobs(self) -> Jobs:
-        """jobs.db.
+        """Open jobs.db on first use.
 
         Raises:
-            SqliteUnavailable: There is none yet.
+            SqliteUnavailable: The database does not exist yet.
         """
         if self._jobs is None:
             self._jobs = Jobs(os.path.join(self.settings.state_dir, "jobs.db"))
@@ -96,17 +96,17 @@ class Library:
         return self._elsewhere[sink]
 
     def zone(self, cluster: str) -> str:
-        """IANA name of a cluster's zone; "" for the system's."""
+        """Return the IANA name of a cluster's time zone; "" for the system's."""
         known = self.settings.cluster.get(cluster)
         return known.timezone if known else ""
 
     def scheduler(self, cluster: str) -> str:
-        """What runs a cluster's jobs; ``slurm`` for a cluster that is not configured here."""
+        """Return a cluster's scheduler; ``slurm`` if the cluster is not configured here."""
         known = self.settings.cluster.get(cluster)
         return known.scheduler if known else "slurm"
 
     def with_submit_line(self, job: Job) -> Job:
-        """The job with its submit line: slurmdbd has it where slurmctld never showed it."""
+        """Return the job with its submit line, from slurmdbd if slurmctld never showed it."""
         known = self.settings.cluster.get(job.cluster)
         if job.record.submit_line or known is None or not known.slurm or known.remote:
             return job
@@ -122,11 +122,11 @@ class Library:
             return job
 
     def environment(self, script: Script) -> bytes:
-        """The environment that was kept with a script; b"" where none is kept.
+        """Return the archived environment of a script; b"" if there is none.
 
         Raises:
             ArchiveUnavailable: It cannot be read now.
-            ArchiveError: It is not what was kept.
+            ArchiveError: Its checksum does not match.
         """
         try:
             return self.content(script, "environment")
@@ -134,28 +134,28 @@ class Library:
             return b""
 
     def zones(self, clusters: Sequence[str]) -> dict[str, str]:
-        """For each of these clusters the IANA name of its zone."""
+        """Return the IANA name of each cluster's time zone."""
         return {cluster: self.zone(cluster) for cluster in dict.fromkeys(clusters)}
 
     def is_operator(self, asker: Asker) -> bool:
-        """Whether the asker is an operator of every cluster."""
+        """Return whether the user is an operator of every cluster."""
         return all(self.access.is_operator(asker, name) for name in self._clusters())
 
     def scopes(self, asker: Asker, *, scripts: bool = False) -> dict[str, Scope] | None:
-        """Whose job records, or scripts, the asker may see, by cluster; None for everything."""
+        """Return the visible job records, or scripts, by cluster; None for all."""
         if self.is_operator(asker):
-            # Clusters that were taken out of the configuration are theirs, too.
+            # Includes clusters that were removed from the configuration.
             return None
         decide = self.access.script_scope if scripts else self.access.scope
         return {name: decide(asker, name) for name in self._clusters()}
 
     def may_see(self, asker: Asker, job: Job) -> bool:
-        """Whether the asker may see a job's record."""
+        """Return whether the user may see a job's record."""
         record = job.record
         return self.access.may_see_job(asker, job.cluster, record.uid, record.account)
 
     def may_read(self, asker: Asker, job: Job) -> bool:
-        """Whether the asker may read a job's script, environment and private text."""
+        """Return whether the user may read a job's script, environment and submit line."""
         return self.access.may_read_script(
             asker,
             job.cluster,
@@ -170,12 +170,12 @@ class Library:
         return self._known
 
     def find(self, asker: Asker, text: str, cluster: str = "") -> tuple[Job, list[Job]]:
-        """The job that a text means, and others of that id that the asker may see.
+        """Find the job that a text names, and other jobs of that id that the user may see.
 
         Raises:
-            JobNameError: The text names no job.
-            NoSuchJob: There is no such job, or none that the asker may know of.
-            NotYours: There is, but it is somebody else's.
+            JobNameError: The text is not a job id.
+            NoSuchJob: There is no such job, or the user may not see it.
+            NotYours: The job belongs to another user.
             UsageError: Several clusters have such a job.
         """
         seen = [job for job in self.jobs.find(text, cluster) if self.may_see(asker, job)]
@@ -206,7 +206,7 @@ class Library:
         return job, [other for other in others if other.cluster == job.cluster]
 
     def line(self, asker: Asker, job: Job, script: Script | None = None) -> JobLine:
-        """A job as a table shows it to the asker."""
+        """Make the reply row of a job; private fields stay empty if the user may not read them."""
         record = job.record
         is_private = not self.may_read(asker, job)
         kept = script.body.script if script is not None else None
@@ -235,11 +235,11 @@ class Library:
         )
 
     def script_line(self, script: Script, sink: str = "") -> ScriptLine:
-        """What is kept of a job's script; the caller has asked :meth:`may_read`.
+        """Make the reply row of an archived script; the caller has checked :meth:`may_read`.
 
         Args:
             script: The script.
-            sink: Paths are those in this sink; "" for the first one that has it.
+            sink: Show paths in this sink; "" for the first that has the script.
         """
         body = script.body
         placed = self._placed(script, sink)
@@ -260,14 +260,14 @@ class Library:
         )
 
     def content(self, script: Script, which: Which) -> bytes:
-        """The bytes of a script or of its environment, proved by their checksum.
+        """Return the bytes of a script or environment, after checking their SHA-256.
 
-        The caller has asked :meth:`may_read`.
+        The caller has checked :meth:`may_read`.
 
         Raises:
-            NotArchived: They are not kept.
+            NotArchived: The bytes are not archived.
             ArchiveUnavailable: They cannot be read now.
-            ArchiveError: They are not what was kept.
+            ArchiveError: Their checksum does not match.
         """
         kept = script.body.script if which == "script" else script.body.environment
         if kept is None:
@@ -282,6 +282,7 @@ class Library:
         return data
 
     def _read(self, script: Script, which: Which) -> bytes:
+        """Read bytes from the first sink that has them, else from the incoming store."""
         away: Unavailable | None = None
         for reader in self._readers.values():
             try:
@@ -294,7 +295,7 @@ class Library:
         kept = body.script if which == "script" else body.environment
         assert kept is not None, "the caller has looked"
         try:
-            # Not filed yet: the sinks come a moment after jobs.db.
+            # Not archived yet: sinks are a moment behind jobs.db.
             return self._stores.read(body, kept)
         except (FileNotFoundError, StoreError) as error:
             if away is not None:
@@ -304,13 +305,14 @@ class Library:
             ) from error
 
     def _placed(self, script: Script, sink: str) -> Placed | None:
+        """Return where a sink stores a script; None if no sink has filed it."""
         for name, reader in self._readers.items():
             if sink and name != sink:
                 continue
             try:
                 placed = reader.locate(script.key, script.cluster)
             except Unavailable as error:
-                # Where it lies is told where it is known; the bytes are asked for elsewhere.
+                # A path is shown only if known now; the bytes are read from another sink.
                 log.debug("archive %s cannot be asked: %s", name, error)
                 continue
             if placed is not None and placed.state != "waiting":
@@ -318,7 +320,7 @@ class Library:
         return None
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         self.searcher.close()
         for elsewhere in self._elsewhere.values():
             elsewhere.close()
@@ -330,7 +332,7 @@ class Library:
 
 
 def run_line(run: Run) -> RunLine:
-    """A run as it is told."""
+    """Make the reply row of a run."""
     record = run.record
     return RunLine(
         restarts=run.restarts,
@@ -345,18 +347,20 @@ def run_line(run: Run) -> RunLine:
 
 
 def spooled(nanoseconds: int) -> datetime:
-    """A time in the spool, from nanoseconds since the epoch."""
+    """Convert a spool time, ns since the epoch, to a datetime."""
     return moment(nanoseconds // 1000)
 
 
 def _hidden(job: Job, is_private: bool) -> Literal["private", "purged", ""]:
+    """Return why script details are hidden: private, purged, or ""."""
     if is_private:
-        # Whether it was purged is its owner's to know, too.
+        # Whether the script was purged is as private as the script.
         return "" if _kind(job) == "interactive" else "private"
     return "purged" if job.purged and not job.script_key else ""
 
 
 def _kind(job: Job) -> Literal["batch", "interactive", ""]:
+    """Return whether a job is batch or interactive; "" if unknown."""
     if job.script_key or job.record.batch:
         return "batch"
     return "interactive" if job.record.batch is False else ""

@@ -1,4 +1,7 @@
-"""What can go wrong with an archive, each told in one line."""
+"""Archive errors, and advice for errno values such as ENOSPC or ESTALE.
+
+Every error is one line. :func:`unavailable` converts an OSError.
+"""
 
 import errno
 
@@ -6,21 +9,21 @@ from steward.core.errors import StewardError, Unavailable, UsageError
 
 
 class ArchiveError(StewardError):
-    """An archive is not what it should be."""
+    """Error of an archive; base class of the others."""
 
 
 class LayoutError(ArchiveError, UsageError):
-    """A layout in the configuration cannot be used; ``offender`` is its text."""
+    """Invalid layout in the configuration; ``offender`` is its text."""
 
     exit_code = 2
 
 
 class ArchiveUnavailable(ArchiveError, Unavailable):
-    """An archive cannot be written or read now; nothing is lost, it is tried again."""
+    """Archive that cannot be written or read now; the caller retries and nothing is lost."""
 
 
 class NotArchived(ArchiveError):
-    """There is no such script in this archive; ``offender`` is its key."""
+    """Script that is not in this archive; ``offender`` is its key."""
 
 
 _ADVICE = {
@@ -43,14 +46,14 @@ _ADVICE = {
 
 
 def unavailable(root: str, error: OSError) -> ArchiveUnavailable:
-    """The operating system's error as ours.
+    """Convert an OSError to ArchiveUnavailable, with advice.
 
     Args:
         root: The archive's root directory.
-        error: What a call on a file below it raised.
+        error: The error of a call on a file below the root.
 
     Returns:
-        The error to raise: what happened, where, and what to do.
+        The error to raise: failure, path and advice.
     """
     reason = _ADVICE.get(error.errno or 0) or error.strerror or str(error)
     where = root

@@ -1,4 +1,10 @@
-"""What long work has met already, kept on disk as it grows: a million names need little memory."""
+"""Script export and secret scan: the streaming actions ``archive.export`` and ``archive.secrets``.
+
+:func:`export` yields the script and environment files of the selected jobs, newest first.
+:func:`secrets` yields lines that look like credentials. Both use :func:`scripts_of`, which yields
+each script once. :class:`Met` is its set of names, kept in a temporary SQLite file, so that a
+million names need little memory.
+"""
 
 import hashlib
 import logging
@@ -30,7 +36,7 @@ _TABLE = "CREATE TABLE met (name TEXT PRIMARY KEY) WITHOUT ROWID;"
 
 
 class Met:
-    """A set of names to which is only added; used as a context."""
+    """Set of names on disk, to which names are only added; a context manager."""
 
     def __init__(self) -> None:
         self._connection = open_scratch(_TABLE)
@@ -51,13 +57,13 @@ class Met:
         return self._count
 
     def __contains__(self, name: str) -> bool:
-        """Whether a name was added."""
+        """Return whether a name was added."""
         with translated("a temporary file"):
             found = self._connection.execute("SELECT 1 FROM met WHERE name = ?", (name,))
             return bool(found.fetchall())
 
     def add(self, name: str) -> bool:
-        """Whether a name is new; from now on it is not.
+        """Add a name; return True if it was not in the set.
 
         Raises:
             SqliteUnavailable: The disk for temporary files is full.
@@ -79,7 +85,7 @@ _REMEMBERED_SCRIPTS = 10_000
 def export(
     library: Library, asker: Asker, request: ExportRequest
 ) -> Iterator[ExportFile | ExportAnswer]:
-    """The files of the selected jobs whose scripts the asker may read, newest first."""
+    """Stream the files of the selected jobs whose scripts the user may read, newest first."""
     if request.limit < 0:
         raise UsageError("a limit is from 1, or 0 for all", request.limit)
     wanted = _readable(library, asker, request)
@@ -89,7 +95,7 @@ def export(
 def secrets(
     library: Library, asker: Asker, request: SecretsRequest
 ) -> Iterator[SecretLine | Progress | SecretsAnswer]:
-    """Where scripts that the asker may read look to hold a credential, newest first."""
+    """Stream lines that look like credentials, in scripts that the user may read, newest first."""
     if request.limit < 0:
         raise UsageError("a limit is from 1, or 0 for all", request.limit)
     wanted = _readable(library, asker, request)
@@ -99,10 +105,10 @@ def secrets(
 def scripts_of(
     library: Library, asker: Asker, wanted: JobFilter, limit: int = 0, *, every: bool = False
 ) -> Iterator[tuple[Job, Script]]:
-    """Each script of the selected jobs once, with the newest of its jobs.
+    """Yield each readable script of the selected jobs once, with the newest of its jobs.
 
-    Only those that the asker may read; at most ``limit``, 0 for all. With ``every``
-    also what is kept under a job's own id and was not what it ran.
+    ``limit`` is the maximum number of scripts, 0 for all. With ``every``, also yield scripts
+    archived under a job's own id that the job did not run.
     """
     with Met() as met:
         for job in every_job(library, wanted):
@@ -120,12 +126,12 @@ def scripts_of(
 
 
 def _ref(cluster: str, key: str) -> str:
-    # A cluster's name holds no blank.
+    # A cluster's name contains no blank.
     return f"{cluster} {key}"
 
 
 def _readable(library: Library, asker: Asker, request: Selection) -> JobFilter:
-    """The filter, so that what is wrong with a request is said before the stream begins."""
+    """Build the job filter; errors in a request are raised before the stream begins."""
     when = span(library, request)
     return job_filter(request, when, library.scopes(asker, scripts=True))
 
@@ -160,6 +166,7 @@ def _export(
 
 
 def _wanted_files(script: Script, environments: bool) -> Iterator[tuple[Which, str]]:
+    """Yield the files to export of a script: which, and the file suffix."""
     if script.body.script is not None:
         yield "script", ".sh"
     if environments and script.body.environment is not None:
@@ -167,6 +174,7 @@ def _wanted_files(script: Script, environments: bool) -> Iterator[tuple[Which, s
 
 
 def _stem(job: Job, script: Script) -> str:
+    """Return the export path of a script, without suffix: cluster/user/jobid-name."""
     record = job.record
     user = encode_user(record.user) or (str(record.uid) if record.uid is not None else "unknown")
     name = f"{script.body.job_id}-{encode_name(record.name)}".rstrip("-")
@@ -174,7 +182,7 @@ def _stem(job: Job, script: Script) -> str:
 
 
 def _unused(stem: str, used: Met) -> str:
-    """The stem, with a number behind it where an id was used again."""
+    """Append a number to a file stem that is in use already, because a job id was reused."""
     found, number = stem, 1
     while not used.add(found):
         number += 1

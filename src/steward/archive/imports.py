@@ -1,9 +1,13 @@
-"""Environments as other programs kept them, turned into the spool's own format.
+"""Archive imports: take over scripts from job_archive, SArchive, or slurmdbd's job script store.
 
-The spool's format is a native uint32 with the number of entries, then each entry
-with a NUL behind it. job_archive wrote the file with its NULs turned into
-newlines, having read it in a way that dropped every white space. SArchive's first
-versions copied the file; later ones write ``NAME=value`` lines in any order.
+:func:`import_tree` reads a directory tree of job_archive or SArchive; :func:`import_stored` reads
+scripts that slurmdbd stored. Both write bytes to the incoming store, redact environments and append
+job.script and job.seen events to the journal. They return counts (:class:`Imported`).
+
+Environments are converted to the spool's format: a native uint32 with the number of entries, then
+each entry followed by NUL (:func:`pack`). job_archive wrote the file with its NULs turned into
+newlines, and its way of reading dropped all white space. SArchive's first versions copied the file;
+later ones write ``NAME=value`` lines in any order.
 """
 
 import logging
@@ -34,18 +38,18 @@ from steward.jobs.retention import leader_of
 
 _COUNT = struct.Struct("=I")
 _NAMED = re.compile(rb"[A-Za-z_][^=\0\n]*=")
-# At most this is left of the count's four bytes before the first entry.
+# At most these bytes of the four-byte count remain before the first entry.
 _LONGEST_COUNT = 4
 
 
 def pack(entries: Iterable[bytes]) -> bytes:
-    """Entries in the spool's format."""
+    """Encode environment entries in the spool's format."""
     found = list(entries)
     return _COUNT.pack(len(found)) + b"".join(entry + b"\0" for entry in found)
 
 
 def from_lines(data: bytes) -> bytes:
-    """From ``NAME=value`` lines; a line that names nothing goes on with the value before it."""
+    """Convert ``NAME=value`` lines to the spool's format; other lines continue the value before."""
     entries: list[bytes] = []
     for text in data.rstrip(b"\n").split(b"\n"):
         if entries and not _NAMED.match(text):
@@ -56,7 +60,7 @@ def from_lines(data: bytes) -> bytes:
 
 
 def from_job_archive(data: bytes) -> bytes:
-    """From job_archive's ``.env``."""
+    """Convert the ``.env`` file of job_archive to the spool's format."""
     lines = [text for text in data.split(b"\n") if text]
     if lines and len(lines[0]) <= _LONGEST_COUNT and not _NAMED.match(lines[0]):
         lines = lines[1:]
@@ -66,7 +70,7 @@ def from_job_archive(data: bytes) -> bytes:
 
 
 def _without_count(text: bytes) -> bytes:
-    """The first entry without the bytes of a count that run into it (four that are not zero)."""
+    """Strip the bytes of the count (up to four, not zero) that run into the first entry."""
     if _NAMED.match(text):
         return text
     for length in range(1, _LONGEST_COUNT + 1):
@@ -76,7 +80,7 @@ def _without_count(text: bytes) -> bytes:
 
 
 def from_sarchive(data: bytes) -> bytes:
-    """From SArchive's ``environment``: the spool's bytes, or lines."""
+    """Convert SArchive's ``environment`` file, spool bytes or lines, to the spool's format."""
     if len(data) >= _COUNT.size and b"\0" in data:
         return data
     return from_lines(data)
@@ -93,48 +97,48 @@ _READERS = {"job_archive": from_job_archive, "sarchive": from_sarchive}
 
 
 class Redacted(Protocol):
-    """An environment as it may be kept: ``steward.slurm.environment.Environment`` is one."""
+    """Interface of a redacted environment, as ``steward.slurm.environment.Environment``."""
 
     @property
     def data(self) -> bytes:
-        """In the spool's format, without secrets."""
+        """Return the environment in the spool's format, without secrets."""
         ...
 
     @property
     def redacted(self) -> tuple[str, ...]:
-        """Names of the variables that lost their value."""
+        """Return the names of variables whose values were redacted."""
         ...
 
     @property
     def name(self) -> str:
-        """Job name as claimed."""
+        """Return the job name that the environment claims."""
         ...
 
     @property
     def directory(self) -> str:
-        """Submit directory as claimed."""
+        """Return the submit directory that the environment claims."""
         ...
 
     @property
     def host(self) -> str:
-        """Submit host as claimed."""
+        """Return the submit host that the environment claims."""
         ...
 
 
 Redact = Callable[[bytes], Redacted]
-"""Redacts an environment in the spool's format."""
+"""Function that redacts an environment in the spool's format."""
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """A submission that slurmdbd knows.
+    """Submission as slurmdbd stores it: job record, script and environment.
 
     Attributes:
-        record: Its first run, or the first that slurmdbd was asked for.
-        script: The script; None where none was stored.
-        environment: The environment as lines; None where none was stored.
-        mtime_ns: The script's time in the spool where slurmctld still holds it, else the submit
-            time; ns since the epoch.
-        is_known: Whether the archive has its script already.
+        record: Its first run, or the first in the queried interval.
+        script: The script; None if slurmdbd stored none.
+        environment: The environment as lines; None if slurmdbd stored none.
+        mtime_ns: Time of the script in the spool if slurmctld still has it, else the submit time;
+            ns since the epoch.
+        is_known: Whether the archive already has the script.
     """
 
     record: JobRecord
@@ -145,16 +149,16 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True):
-    """What an import did.
+    """Result of an import, as counts.
 
     Attributes:
-        scripts: Scripts taken over.
-        owned: Of these, how many came with an owner.
-        known: Scripts that the archive had already, captured or taken over before.
-        scriptless: Submissions of which slurmdbd stored no script.
-        skipped: Files that were no regular files, too large, or unreadable.
-        unknown_users: Names of user directories that no uid has.
-        doubtful: Scripts without an owner since their files are another uid's.
+        scripts: Scripts imported.
+        owned: Imported scripts with a known owner.
+        known: Scripts that the archive already had.
+        scriptless: Submissions whose script slurmdbd did not store.
+        skipped: Files that were not regular, too large or unreadable.
+        unknown_users: Names of user directories without a uid.
+        doubtful: Scripts imported without owner, because their files belong to another uid.
     """
 
     scripts: int = 0
@@ -178,18 +182,18 @@ def import_tree(
     resolve: Callable[[str], int | None] | None = None,
     report: Callable[[int], None] | None = None,
 ) -> Imported:
-    """Take over a tree of job_archive or SArchive.
+    """Import the scripts of a job_archive or SArchive tree.
 
     Args:
-        root: The tree's root directory; nothing in it is changed.
-        kind: Which program made it.
+        root: Root directory of the tree, which is not changed.
+        kind: Program that wrote the tree.
         cluster: The cluster whose jobs these are.
-        store: Where bytes are written.
-        redact: Takes secrets out of environments.
+        store: Store to which bytes are written.
+        redact: Redacts environments.
         append: Appends events to the journal.
-        environments: Whether to take over environments too.
-        resolve: A user name's uid, None if there is none; the system's if not given.
-        report: Told the number of scripts taken over so far.
+        environments: Whether to import environments.
+        resolve: Returns the uid of a user name, or None. Default: the system's.
+        report: Called with the number of scripts imported so far.
 
     Raises:
         ArchiveUnavailable: The tree cannot be read.
@@ -227,16 +231,16 @@ def import_stored(
     environments: bool = True,
     report: Callable[[int], None] | None = None,
 ) -> Imported:
-    """Take over scripts that slurmdbd stored.
+    """Import scripts that slurmdbd stored.
 
     Args:
-        submissions: What slurmdbd knows of each, oldest first.
+        submissions: The submissions, oldest first.
         cluster: The cluster whose jobs these are.
-        store: Where bytes are written.
-        redact: Takes secrets out of environments.
+        store: Store to which bytes are written.
+        redact: Redacts environments.
         append: Appends events to the journal.
-        environments: Whether to take over environments too.
-        report: Told the number of scripts taken over so far.
+        environments: Whether to import environments.
+        report: Called with the number of scripts imported so far.
 
     Raises:
         StoreUnavailable: The store cannot be written.
@@ -259,7 +263,7 @@ def import_stored(
 
 
 class _Import:
-    """Events gathered until their bytes are durable."""
+    """Import in progress: its counts, and events held back until their bytes are durable."""
 
     def __init__(
         self, cluster: str, store: Store, redact: Redact, append: Append, *, environments: bool
@@ -285,7 +289,7 @@ class _Import:
         environment: bytes | None,
         record: JobRecord | None,
     ) -> None:
-        """One script, with what is known of its job."""
+        """Add a script, its environment and its job record to the import."""
         kept_script = None if script is None else self._keep(job_id, mtime_ns, script, "script")
         clean = None
         kept_environment = None
@@ -331,7 +335,7 @@ class _Import:
         )
 
     def doubt(self, found: FoundScript, uid: int) -> None:
-        """A script's files are not of the uid that its directory's name has now."""
+        """Count a script whose files belong to another uid than its directory; log the first."""
         if not self.doubtful:
             log.warning(
                 "job %d of %r is not given to uid %d, for its files are another's; "
@@ -343,14 +347,14 @@ class _Import:
         self.doubtful += 1
 
     def flush(self) -> None:
-        """Make bytes durable, then append what was gathered."""
+        """Make bytes durable, then append the collected events."""
         if self._events:
             self._store.sync()
             self._append(self._events)
             self._events = []
 
     def result(self, unknown_users: tuple[str, ...]) -> Imported:
-        """What was done."""
+        """Return the counts."""
         return Imported(
             scripts=self.scripts,
             owned=self.owned,
@@ -363,7 +367,7 @@ class _Import:
 
 
 class _Users:
-    """The uids of the user directories of a tree."""
+    """Cache of the uids of user directories."""
 
     def __init__(self, resolve: Callable[[str], int | None]) -> None:
         self._resolve = resolve
@@ -386,24 +390,25 @@ def _uid_of(name: str) -> int | None:
 
 
 def _take(work: _Import, tree: Tree, kind: TreeKind, found: FoundScript, users: _Users) -> None:
+    """Import one script of a tree, with owner if its directory and its files agree."""
     read = [_read(work, tree, file) for file in (found.script, found.environment)]
     script, environment = (file.data if file else None for file in read)
     if script is None and environment is None:
         return
     if script is not None:
-        # Both programs copied the one NUL that the spool has behind a script.
+        # Both programs copied the NUL that follows a script in the spool.
         script = script.removesuffix(b"\0")
     uid = users.uid(found.user_directory)
     if uid is not None and any(file and file.owner not in {None, uid} for file in read):
         work.doubt(found, uid)
         uid = None
-    # Before 1970 only a broken clock's files are, and names of kept bytes have no sign.
+    # Only a broken clock gives times before 1970, and names of stored bytes have no sign.
     spool_mtime_ns = max(0, found.spool_mtime_ns)
     record = None
     if uid is not None:
         record = JobRecord(
             job_id=found.job_id,
-            # A file's name may be no UTF-8, an event always is.
+            # A file name may be invalid UTF-8; an event is always valid.
             name=os.fsencode(found.name).decode("utf-8", "backslashreplace"),
             uid=uid,
             user=found.user_directory,
@@ -415,13 +420,14 @@ def _take(work: _Import, tree: Tree, kind: TreeKind, found: FoundScript, users: 
 
 
 class _Read(msgspec.Struct, frozen=True):
-    """A file's bytes, and the uid whose the file itself says it is; None where it does not say."""
+    """Bytes of a file, and its owner's uid according to the file; None if that is unknown."""
 
     data: bytes
     owner: int | None
 
 
 def _read(work: _Import, tree: Tree, file: FoundFile | None) -> _Read | None:
+    """Read a regular file of limited size; otherwise count it as skipped."""
     if file is None:
         return None
     directory, _, name = file.path.rpartition("/")
@@ -446,11 +452,12 @@ def _read(work: _Import, tree: Tree, file: FoundFile | None) -> _Read | None:
 
 
 def _owner(fd: int, status: os.stat_result) -> int | None:
+    """Return the uid whom a file's ACL admits, else the file's owner; None for root."""
     try:
         reader = readers_of(fd).uid
     except ArchiveError as error:
-        # Of a newer kernel: whom it lets in cannot be said, so nobody is believed.
+        # The ACL format is newer than this Steward: its readers are unknown, so trust no owner.
         log.warning("%s", error)
         return -1
-    # Both programs ran as root or as Slurm's user, and let the owner in by an ACL.
+    # Both programs ran as root or as SlurmUser and admitted the owner by ACL.
     return reader if reader is not None else status.st_uid or None

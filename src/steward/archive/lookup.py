@@ -1,4 +1,8 @@
-"""The actions that find jobs: list by what Slurm says of them, search by what they ran."""
+"""Archive queries: the actions ``archive.list``, ``.search``, ``.show``, ``.env`` and ``.diff``.
+
+``list`` and ``show`` read jobs.db, ``search`` the catalog or a searchable sink, and ``show``,
+``env`` and ``diff`` read script bytes. All go through :class:`Library`, which checks permissions.
+"""
 
 import difflib
 import fnmatch
@@ -52,13 +56,13 @@ log = logging.getLogger(__name__)
 
 
 def list_jobs(library: Library, asker: Asker, request: ListRequest) -> ListAnswer:
-    """Jobs, newest first."""
+    """List jobs, newest first."""
     when = span(library, request)
     wanted = job_filter(request, when, library.scopes(asker))
     limit = limited(request.limit)
     before = list_position(request.page)
     with library.jobs.snapshot():
-        # One more than asked for tells whether anything follows.
+        # One row more than requested shows whether there is a next page.
         jobs = library.jobs.list(wanted, limit + 1, before)
         more = len(jobs) > limit
         jobs = jobs[:limit]
@@ -77,7 +81,7 @@ def list_jobs(library: Library, asker: Asker, request: ListRequest) -> ListAnswe
 
 
 def search(library: Library, asker: Asker, request: SearchRequest) -> SearchAnswer:
-    """Jobs in whose scripts all terms stand, newest first."""
+    """Find jobs whose scripts contain all terms, newest first."""
     sink = sink_called(library.settings, request.sink) if request.sink else ""
     matcher = Matcher(request.terms, case=request.case, words=request.words)
     when = span(library, request, default=False)
@@ -101,7 +105,7 @@ def search(library: Library, asker: Asker, request: SearchRequest) -> SearchAnsw
         )
         count = searcher.count(matcher, wanted, allowed) if request.count else None
     except ArchiveUnavailable as error:
-        # Where the server is and what it says of itself is not for everybody.
+        # The server's address and messages are for operators only.
         if not sink or library.is_operator(asker):
             raise
         log.warning("a search in sink %s by uid %s failed: %s", sink, asker.uid, error)
@@ -121,7 +125,7 @@ def search(library: Library, asker: Asker, request: SearchRequest) -> SearchAnsw
 
 
 def _scripts(library: Library, jobs: Sequence[Job]) -> dict[tuple[str, str], Script]:
-    """The scripts of these jobs, by cluster and key."""
+    """Return the scripts of these jobs, by cluster and key."""
     found: dict[tuple[str, str], Script] = {}
     for job in jobs:
         ref = (job.cluster, job.script_key)
@@ -133,7 +137,7 @@ def _scripts(library: Library, jobs: Sequence[Job]) -> dict[tuple[str, str], Scr
 
 
 def _allowed(library: Library, asker: Asker) -> Callable[[Use], bool]:
-    """Decides on uses; of each owner and account once."""
+    """Make a permission check for script uses that caches its answer by owner and account."""
     decided: dict[tuple[str, int | None, str, str], bool] = {}
 
     def allowed(use: Use) -> bool:
@@ -150,6 +154,8 @@ def _allowed(library: Library, asker: Asker) -> Callable[[Use], bool]:
 def _in_state(
     library: Library, allowed: Callable[[Use], bool], states: frozenset[str]
 ) -> Callable[[Use], bool]:
+    """Make a filter for permitted uses whose job is in one of these states."""
+
     def is_in_state(use: Use) -> bool:
         if not allowed(use):
             return False
@@ -180,13 +186,14 @@ def _hits(library: Library, asker: Asker, found: Sequence[Found]) -> tuple[Hit, 
 
 
 def _line(library: Library, asker: Asker, use: Use, jobs: dict[tuple[str, str], Job]) -> JobLine:
+    """Make the reply row of a hit."""
     job = jobs.get((use.cluster, use.key))
     if job is not None:
         line = library.line(asker, job)
-        # The array is meant, not the task that happens to have its id.
+        # The use is the array's, not that of the task which has the array's id.
         is_array = job.record.array_job_id == use.job_id
         return msgspec.structs.replace(line, job=str(use.job_id)) if is_array else line
-    # The catalogue was made again from files that jobs.db does not know (any more).
+    # The catalog was rebuilt from files of which jobs.db has no job.
     return JobLine(
         cluster=use.cluster,
         job=str(use.job_id),
@@ -203,7 +210,7 @@ def _line(library: Library, asker: Asker, use: Use, jobs: dict[tuple[str, str], 
 
 
 def _behind(library: Library, consumer: str) -> int | None:
-    """How many events a consumer has still to look at."""
+    """Return how many events a consumer is behind; None if unknown."""
     try:
         reader = JournalReader(library.settings.state_dir)
         try:
@@ -211,7 +218,7 @@ def _behind(library: Library, consumer: str) -> int | None:
         finally:
             reader.close()
     except StewardError as error:
-        # The hits are right without it.
+        # The hits are valid without this number.
         log.debug("how far %s is behind is not known: %s", consumer, error)
         return None
     return of[0].behind if of else None
@@ -222,12 +229,12 @@ _MOST_CONTEXT = 1000
 
 
 def show(library: Library, asker: Asker, request: ShowRequest) -> ShowAnswer:
-    """One job and its script.
+    """Show one job, its runs and its script.
 
     Raises:
         NoSuchJob, NotYours: See :meth:`Library.find`.
-        NotArchived: What would submit it again was asked for, and no script is kept.
-        UsageError: It was asked for, and the job is not Slurm's.
+        NotArchived: A resubmission script was requested, and no script is archived.
+        UsageError: A resubmission script was requested for a job that is not Slurm's.
     """
     with library.jobs.snapshot():
         job, others = library.find(asker, request.job, request.cluster)
@@ -262,11 +269,11 @@ def show(library: Library, asker: Asker, request: ShowRequest) -> ShowAnswer:
 
 
 def env(library: Library, asker: Asker, request: EnvRequest) -> EnvAnswer:
-    """The environment that a job was submitted with, redacted.
+    """Show the redacted environment that a job was submitted with.
 
     Raises:
         NoSuchJob, NotYours: See :meth:`Library.find`.
-        NotArchived: None is kept.
+        NotArchived: No environment is archived.
     """
     job, script = _with_script(library, asker, request.job, request.cluster)
     data = library.content(script, "environment")
@@ -286,11 +293,11 @@ def env(library: Library, asker: Asker, request: EnvRequest) -> EnvAnswer:
 
 
 def diff(library: Library, asker: Asker, request: DiffRequest) -> DiffAnswer:
-    """What differs between two jobs' scripts.
+    """Compare the scripts of two jobs as a unified diff.
 
     Raises:
         NoSuchJob, NotYours: See :meth:`Library.find`.
-        NotArchived: One of them has no script.
+        NotArchived: One of the jobs has no archived script.
     """
     left, left_script = _with_script(library, asker, request.left, request.cluster)
     right, right_script = _with_script(library, asker, request.right, request.cluster)
@@ -323,6 +330,7 @@ def diff(library: Library, asker: Asker, request: DiffRequest) -> DiffAnswer:
 
 
 def _with_script(library: Library, asker: Asker, text: str, cluster: str) -> tuple[Job, Script]:
+    """Find a job and its script, or raise NotArchived."""
     with library.jobs.snapshot():
         job, _ = library.find(asker, text, cluster)
         script = library.jobs.script_of(job)
@@ -332,6 +340,7 @@ def _with_script(library: Library, asker: Asker, text: str, cluster: str) -> tup
 
 
 def _without_script(job: Job) -> NotArchived:
+    """Make the error for a job without an archived script."""
     if job.purged:
         return NotArchived(f"the script of job {job.label} was purged", job)
     if job.record.batch is False:
@@ -340,13 +349,14 @@ def _without_script(job: Job) -> NotArchived:
 
 
 def _script_of(job: Job, script: Script | None) -> str:
+    """Return the job id that owns the script, if it differs from the job's; else ""."""
     if script is None or script.body.job_id == job.job_id:
         return ""
     return str(script.body.job_id)
 
 
 def _tasks_meant(library: Library, job: Job, text: str) -> tuple[str, ...]:
-    """Of an array that was named as a whole its tasks; else the one task, if it is one."""
+    """Return the tasks of an array that was named as a whole, else the named task, if any."""
     record = job.record
     if not record.array_job_id:
         return ()
@@ -362,7 +372,7 @@ def _sorted_variables(environment: bytes) -> bytes:
 
 
 def _unified(left: bytes, right: bytes, names: tuple[bytes, bytes], context: int) -> bytes:
-    """A unified diff of two texts; b"" where they are equal."""
+    """Return a unified diff of two texts; b"" if they are equal."""
     if left == right:
         return b""
     lines = difflib.diff_bytes(

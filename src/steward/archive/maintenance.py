@@ -1,4 +1,10 @@
-"""The operators' actions: verify, purge, reindex."""
+"""Archive maintenance: the operators' actions verify, reindex, purge, sinks and resend.
+
+:func:`verify_sinks` recomputes checksums, :func:`reindex` rebuilds the catalog, :func:`sinks`
+reports lag and errors of each sink. :func:`purge` and :func:`resend` append archive.purge and
+archive.resend events, which the sinks apply. Context of all: :class:`Library`. The catalog is the
+consumer ``catalogue``; sinks are the consumers ``archive.NAME``.
+"""
 
 import hashlib
 import logging
@@ -59,17 +65,17 @@ _LONGEST_REASON = 1000
 
 
 class OperatorsOnly(Refused):
-    """The asker is no operator."""
+    """Error: the user is not an operator."""
 
 
 class OrderError(StewardError):
-    """Nothing can be ordered from here."""
+    """Error: this process cannot append events to the journal."""
 
 
 def verify_sinks(
     library: Library, asker: Asker, request: VerifyRequest
 ) -> Iterator[ProblemLine | Progress | VerifyAnswer]:
-    """Recompute every checksum; operators only."""
+    """Recompute the checksum of every archived file; operators only."""
     only_operators(library, asker, "verify the archive")
     return _verify(library, _trees(library, request.sink))
 
@@ -77,7 +83,7 @@ def verify_sinks(
 def reindex(
     library: Library, asker: Asker, request: ReindexRequest
 ) -> Iterator[Progress | ReindexAnswer]:
-    """Make the catalogue again from the files; operators only."""
+    """Rebuild the catalog from the files; operators only."""
     only_operators(library, asker, "make the catalogue again")
     sinks = _trees(library, request.sink)
     if not sinks:
@@ -93,21 +99,21 @@ def _reindex(
             try:
                 tell_refilled(library, "catalogue", None)
             except Unavailable as error:
-                # The catalogue is complete; that the journal goes on to advise it does no harm.
+                # The catalog is complete; it does no harm if the journal still suggests a rebuild.
                 log.debug("the journal was not told of the new catalogue: %s", error)
         yield item
 
 
 def tell_refilled(library: Library, consumer: str, since: datetime | None) -> None:
-    """Have the journal know that a consumer gets again what it missed, if it missed anything.
+    """Tell the journal that a consumer gets the events that it missed, if it missed any.
 
     Args:
-        library: Knows the way to the journal.
+        library: Context with the connection to the journal.
         consumer: The consumer's name.
-        since: Submit time of the oldest job that it gets again; None for all of them.
+        since: Submit time of the oldest job that it gets again; None for all jobs.
 
     Raises:
-        Unavailable: The journal cannot be told now.
+        Unavailable: The journal cannot be reached now.
     """
     reader = JournalReader(library.settings.state_dir)
     try:
@@ -119,7 +125,7 @@ def tell_refilled(library: Library, consumer: str, since: datetime | None) -> No
 
 
 def purge(library: Library, asker: Asker, request: PurgeRequest) -> PurgeAnswer:
-    """Order scripts to be forgotten, or say which would be; operators only."""
+    """Order the purge of scripts, or list what would be purged; operators only."""
     only_operators(library, asker, "purge scripts", request.clusters)
     if not request.jobs and not request.users:
         raise UsageError("say whose scripts are to be purged: jobs or users")
@@ -151,6 +157,7 @@ def purge(library: Library, asker: Asker, request: PurgeRequest) -> PurgeAnswer:
 def _orders(
     library: Library, asker: Asker, request: PurgeRequest, found: Sequence[tuple[Job, Script]]
 ) -> list[Event]:
+    """Make the archive.purge events, in batches by cluster."""
     keys: dict[str, list[str]] = {}
     for _, script in found:
         keys.setdefault(script.cluster, []).append(script.key)
@@ -174,13 +181,13 @@ def order_event(
     body: ArchivePurge | ArchiveResend,
     script_keys: Sequence[str],
 ) -> Event:
-    """The event of an order about scripts; each is one of its own, to be given as often as wanted.
+    """Make an archive.purge or archive.resend event; each has a new key, so it can be repeated.
 
     Args:
-        library: Knows the present time.
+        library: Context with the clock.
         cluster: The scripts' cluster.
         kind: ``archive.purge`` or ``archive.resend``.
-        body: The order.
+        body: Body of the event.
         script_keys: Keys of the scripts.
     """
     now = library.now()
@@ -223,10 +230,10 @@ def _verify(
 
 
 def sinks_called(library: Library, name: str) -> list[str]:
-    """The sink of that name, or all of them.
+    """Return the sink of a name, or all sinks if the name is empty.
 
     Raises:
-        UsageError: No sink is called so.
+        UsageError: There is no such sink.
     """
     names = list(library.settings.archive.sink)
     if name and name not in names:
@@ -235,7 +242,7 @@ def sinks_called(library: Library, name: str) -> list[str]:
 
 
 def _trees(library: Library, name: str) -> list[str]:
-    """The sink of files of that name, or all of them."""
+    """Return the files sink of a name, or all files sinks if the name is empty."""
     trees = library.settings.files_sinks()
     sinks = [sink for sink in sinks_called(library, name) if sink in trees]
     if name and not sinks:
@@ -244,10 +251,10 @@ def _trees(library: Library, name: str) -> list[str]:
 
 
 def only_operators(library: Library, asker: Asker, what: str, clusters: Sequence[str] = ()) -> None:
-    """Let operators pass, of these clusters or of all.
+    """Raise OperatorsOnly unless the user is an operator of these clusters, or of all.
 
     Raises:
-        OperatorsOnly: The asker is none.
+        OperatorsOnly: The user is not an operator.
     """
     is_operator = (
         all(library.access.is_operator(asker, cluster) for cluster in clusters)
@@ -262,12 +269,12 @@ _PREFIX = "archive."
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sink says of itself.
+    """Backlog of a sink according to its own database.
 
     Attributes:
-        cursor: The last event that it put to use or took in.
-        scripts: How many scripts it took in and has not archived yet.
-        since_ns: Since when it has the oldest of them, ns since the epoch.
+        cursor: Position of the last event it applied or accepted.
+        scripts: Number of scripts accepted and not archived yet.
+        since_ns: Time at which the oldest of them was accepted, ns since the epoch.
     """
 
     cursor: int = 0
@@ -276,7 +283,7 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def sinks(library: Library, asker: Asker, _request: SinksRequest) -> SinksAnswer:
-    """How each sink stands; operators only."""
+    """Show state, backlog and errors of each sink; operators only."""
     only_operators(library, asker, "look at the sinks")
     configured = library.settings.archive.sink
     reader = JournalReader(library.settings.state_dir)
@@ -296,9 +303,10 @@ def sinks(library: Library, asker: Asker, _request: SinksRequest) -> SinksAnswer
 def _line(
     library: Library, reader: JournalReader, name: str, status: ConsumerStatus | None
 ) -> SinkLine:
+    """Make the reply row of a sink."""
     of = library.settings.archive.sink.get(name)
     held = held_by(library.settings, name) if of is not None else Held()
-    # Its own cursor is the truth, but is not moved for what is none of its business.
+    # The sink's own cursor is exact, but does not move for events of other kinds.
     after = max(held.cursor, status.position) if status is not None else held.cursor
     backlog = reader.backlog(name, after, RemoteSink.kinds)
     since = [backlog.oldest] if backlog.oldest else []
@@ -337,7 +345,7 @@ def _state(status: ConsumerStatus, *, is_configured: bool) -> State:
 
 
 def held_by(settings: Settings, name: str) -> Held:
-    """What the sink of that name says of itself; nothing before it has run."""
+    """Read a sink's backlog from its database; zero before its first run."""
     if isinstance(settings.archive.sink[name], FilesSinkSettings):
         try:
             files = FilesRecords(settings, name, reading=True)
@@ -365,7 +373,7 @@ _SCRIPTS_AN_EVENT = 200
 _PURGES_AT_ONCE = 100
 
 Ref = tuple[str, str]
-"""(cluster, key): what identifies a script."""
+"""Identity of a script: (cluster, key)."""
 
 
 def resend(
@@ -430,13 +438,13 @@ def _batches(found: Iterable[tuple[Job, Script]]) -> Iterator[list[Script]]:
 
 
 def _is_everything(request: ResendRequest) -> bool:
-    """Whether nothing but a beginning bounds what is sent: then it fills every gap since."""
+    """Return whether only ``since`` limits the request: then it fills every gap since that time."""
     bounds = (request.clusters, request.users, request.accounts, request.partitions)
     return not any((*bounds, request.jobs, request.names, request.states, request.until))
 
 
 class _Orders:
-    """Appends orders to send again, and takes back what was purged while that was done."""
+    """Writer of archive.resend events that revokes those of scripts purged meanwhile."""
 
     def __init__(self, library: Library, asker: Asker, sink: str, reader: JournalReader) -> None:
         self._library = library
@@ -444,16 +452,16 @@ class _Orders:
         self._sink = sink
         self._reader = reader
         self._purged: set[Ref] = set()
-        # What jobs.db has not heard of yet is read here before jobs.db itself is.
+        # Purges that jobs.db has not applied yet are read from here, so take its position first.
         self._looked_upto = library.jobs.cursor()
         self.scripts = 0
         self.total_bytes = 0
 
     def send(self, scripts: Sequence[Script]) -> None:
-        """Order the sink to archive these again, but for those that were purged.
+        """Order the sink to archive these scripts again, except purged ones.
 
         Raises:
-            JournalUnavailable: The daemon does not run.
+            JournalUnavailable: The daemon is not running.
         """
         assert self._library.order is not None, "the caller has looked"
         self._look_for_purges()
@@ -461,7 +469,7 @@ class _Orders:
         if not left:
             return
         self._library.order([self._order(*of_cluster) for of_cluster in _by_cluster(left)])
-        # A purge that came in between stands before this order in the journal.
+        # A purge that arrived meanwhile precedes this order in the journal.
         self._look_for_purges()
         late = [script for script in left if _ref(script) in self._purged]
         for cluster, of_cluster in _by_cluster(late):
@@ -477,6 +485,7 @@ class _Orders:
         self.total_bytes += sum(_bytes_of(script) for script in left if script not in late)
 
     def _order(self, cluster: str, scripts: Sequence[Script]) -> Event:
+        """Make the archive.resend event for scripts of one cluster."""
         keys = [script.key for script in scripts]
         owners = self._library.jobs.by_script(keys, cluster)
         resent = tuple(
@@ -493,6 +502,7 @@ class _Orders:
         return order_event(self._library, cluster, ARCHIVE_RESEND, body, keys)
 
     def _look_for_purges(self) -> None:
+        """Read purges that arrived in the journal since the last call."""
         while True:
             events, upto = self._reader.read(self._looked_upto, {ARCHIVE_PURGE}, _PURGES_AT_ONCE)
             for event in events:
@@ -504,7 +514,7 @@ class _Orders:
 
 
 class _Present:
-    """What a sink is known to have."""
+    """Lookup of the scripts that a sink already has."""
 
     def __init__(self, library: Library, sink: str) -> None:
         self._files: FilesReader | None = None
@@ -516,11 +526,11 @@ class _Present:
         try:
             self._sent = RemoteRecords(f"{settings.state_dir}/archive-{sink}.db", reading=True)
         except Unavailable:
-            # It has not run yet, so it has nothing.
+            # It has not run yet, so it has no scripts.
             self._sent = None
 
     def without(self, scripts: Sequence[Script]) -> list[Script]:
-        """Those of the scripts that the sink does not have, as far as is known."""
+        """Return the scripts that the sink lacks, as far as is known here."""
         if self._files is not None:
             return [script for script in scripts if not self._is_filed(self._files, script)]
         if self._sent is None:
@@ -537,11 +547,11 @@ class _Present:
         try:
             return files.locate(script.key, script.cluster) is not None
         except SqliteUnavailable:
-            # It has not run yet, so it has nothing; to send again does no harm.
+            # It has not run yet, so it has no scripts; resending does no harm.
             return False
 
     def close(self) -> None:
-        """Let go of the sink's database."""
+        """Close the sink's database."""
         if self._files is not None:
             self._files.close()
         if self._sent is not None:

@@ -1,8 +1,11 @@
-"""What a Kafka topic holds of a job: one JSON message a script, documented and versioned.
+"""Kafka message format: one JSON message per archived script, schema ``steward.job/1``.
 
-The schema's name ends with its version. Within one version fields are only
-added, with defaults; who reads passes over fields that it does not know. A topic
-may hold anything, so what is read from it is checked to the last field.
+:func:`encode` writes a :class:`Message`, :func:`decode` reads and checks one, and
+:func:`json_schema` returns its JSON Schema. :func:`encode_sarchive` writes SArchive's older format.
+:class:`Content` holds bytes in JSON and is used by the archive's replies too.
+
+The schema's name ends with its version. Within a version, fields are only added, with defaults;
+readers ignore unknown fields. A topic may hold anything, so :func:`decode` checks every field.
 """
 
 import base64
@@ -19,14 +22,14 @@ from steward.slurm.environment import entries_of
 
 SCHEMA: Final = "steward.job/1"
 LARGEST_BYTES: Final = 64 * 1024**2
-"""No message beyond this is read."""
+"""Size limit of a message that is read, in bytes."""
 
 _MOST_JOB_ID: Final = 2**32 - 1
 _MOST: Final = 2**53 - 1
-"""The largest number that every reader of JSON holds exactly."""
+"""Largest integer that every JSON reader represents exactly."""
 _MOST_TEXT: Final = 128 * 1024
-"""Bytes of a text in a job's record: Linux's MAX_ARG_STRLEN, beyond which no single argument or
-variable, and so no option of sbatch, can be. A submit line of many such is cut when it is sent."""
+"""Size limit of a text in a job record, in bytes: Linux's MAX_ARG_STRLEN, the limit of one argument
+or variable and so of an option of sbatch. A longer submit line is cut when it is sent."""
 _MOST_ITEMS: Final = 1000
 _MOST_CLAIM: Final = 4096
 _FIRST_YEAR, _LAST_YEAR = 1970, 2262
@@ -34,19 +37,19 @@ _CONTROLS: Final = bytes(range(32))
 
 
 class MessageError(StewardError):
-    """Bytes that are no message of ours."""
+    """Error: bytes are not a valid message."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What all parts of a message have in common: keyword-only, immutable."""
+    """Base of all parts of a message: keyword-only and immutable."""
 
 
 class Content(Part, frozen=True, kw_only=True):
-    """Bytes, exactly, in a form that JSON can hold.
+    """Bytes in a form that JSON can hold, without loss.
 
     Attributes:
-        encoding: ``utf-8``: ``text`` is the bytes decoded so; ``base64``: ``text`` is their
-            base64, for they are not valid UTF-8, or shorter so.
+        encoding: ``utf-8``: ``text`` is the decoded bytes; ``base64``: ``text`` is their base64,
+            because they are not valid UTF-8, or because it is shorter.
         text: The bytes in that encoding.
     """
 
@@ -55,7 +58,7 @@ class Content(Part, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, data: bytes) -> "Content":
-        """The content that stands for these bytes."""
+        """Make the content for these bytes."""
         try:
             return cls(text=data.decode())
         except UnicodeDecodeError:
@@ -63,7 +66,7 @@ class Content(Part, frozen=True, kw_only=True):
 
     @classmethod
     def shortest(cls, data: bytes) -> "Content":
-        """As :meth:`of`, but never longer than base64: JSON writes a control character as six."""
+        """Make the shorter content: base64 if many control characters, six bytes each in JSON."""
         controls = len(data) - len(data.translate(None, _CONTROLS))
         if 5 * controls > len(data) // 3:
             return cls(text=base64.b64encode(data).decode("ascii"), encoding="base64")
@@ -71,17 +74,17 @@ class Content(Part, frozen=True, kw_only=True):
 
     @property
     def data(self) -> bytes:
-        """The bytes."""
+        """Return the bytes."""
         return base64.b64decode(self.text) if self.encoding == "base64" else self.text.encode()
 
 
 class MessageFile(Part, frozen=True, kw_only=True):
-    """A script or an environment.
+    """Script or environment in a message.
 
     Attributes:
         length: Size in bytes.
         sha256: Hex digest of the bytes.
-        content: The bytes; null where only what they were is told.
+        content: The bytes; null if only size and checksum are sent.
     """
 
     length: Annotated[int, msgspec.Meta(ge=0, le=LARGEST_BYTES)]
@@ -90,13 +93,13 @@ class MessageFile(Part, frozen=True, kw_only=True):
 
 
 class Whose(Part, frozen=True, kw_only=True):
-    """What Slurm said of the job.
+    """Identity of the job according to Slurm.
 
     Attributes:
-        first_submit: First submit time: with cluster and job id, the job's identity.
-        record: The latest that is known of the job, see ``steward.core.records.JobRecord``.
-        why: What the news was: ``bound``, ``renamed`` (the uid has a name now), ``ended``
-            or ``updated``.
+        first_submit: First submit time; with cluster and job id, the job's identity.
+        record: Latest job record, see ``steward.core.records.JobRecord``.
+        why: Reason of the change: ``bound``, ``renamed`` (the uid has a name now), ``ended`` or
+            ``updated``.
     """
 
     first_submit: datetime
@@ -105,7 +108,7 @@ class Whose(Part, frozen=True, kw_only=True):
 
 
 class Claims(Part, frozen=True, kw_only=True):
-    """What the environment claims of the job: hints, never an identity.
+    """Claims of the environment about the job: hints, never an identity.
 
     Attributes:
         name: Job name.
@@ -119,27 +122,27 @@ class Claims(Part, frozen=True, kw_only=True):
 
 
 class Message(Part, frozen=True, kw_only=True):
-    """One archived script as it stands at this version.
+    """One archived script in one version.
 
     Attributes:
         schema: Name and version of this schema.
-        id: What tells it from every other: ``CLUSTER/JOBID:TIME``, TIME as in ``key``.
-        version: Of two messages with the same id the one with the higher version counts.
-            Steward's are the time of the news in it, in microseconds since the epoch.
+        id: Unique id: ``CLUSTER/JOBID:TIME``, TIME as in ``key``.
+        version: Of two messages with the same id, the higher version is valid. Steward uses the
+            time of the change, in microseconds since the epoch.
         cluster: The cluster's name.
-        job_id: The id in the scheduler's spool: an array's or a het job's leader.
+        job_id: Id in the scheduler's spool: that of an array or of a het job's leader.
         key: ``script:JOBID:TIME``, TIME the script's time in the spool, ns since the epoch.
         spooled: That time, to the microsecond.
-        verified: Whether Slurm has said whose it is: whether there is an ``identity``.
-        identity: Whose it is; null while Slurm has not said.
-        script: The script, byte for byte; null where there is none.
-        environment: The environment in Slurm's spool format (a count of four bytes, then
-            entries that end with NUL), without secrets; null where there is none.
-        redacted: Names of the variables whose values were taken out.
-        flags: What was odd about the spool entry.
-        claims: What the environment claims of the job.
-        partial: Only ``identity`` is news: the bytes came with a lower version.
-        deleted: It was purged: nothing of it may stay.
+        verified: Whether Slurm confirmed the owner, so that there is an ``identity``.
+        identity: Identity of the job; null until Slurm confirms it.
+        script: The script, byte for byte; null if there is none.
+        environment: The environment in Slurm's spool format (a count of four bytes, then entries
+            that end with NUL), redacted; null if there is none.
+        redacted: Names of redacted variables.
+        flags: Anomalies of the spool entry.
+        claims: Claims of the environment about the job.
+        partial: Only ``identity`` changed: a lower version has the bytes.
+        deleted: The script was purged: readers must delete all of it.
     """
 
     schema: Literal["steward.job/1"]
@@ -161,60 +164,60 @@ class Message(Part, frozen=True, kw_only=True):
 
     @property
     def spool_mtime_ns(self) -> int:
-        """The script's time in the spool, ns since the epoch."""
+        """Return the script's time in the spool, ns since the epoch."""
         return int(self.key.rpartition(":")[2])
 
 
 class Parts(Protocol):
-    """What a message is made of: ``steward.archive.remote.destination.Document`` is one."""
+    """Input of a message, as ``steward.archive.remote.destination.Document`` provides it."""
 
     @property
     def id(self) -> str:
-        """As the message has it."""
+        """Return the id of the message."""
 
     @property
     def cluster(self) -> str:
-        """The cluster's name."""
+        """Return the cluster's name."""
 
     @property
     def key(self) -> str:
-        """Key of the job.script event."""
+        """Return the key of the job.script event."""
 
     @property
     def job_id(self) -> int:
-        """The id in the spool entry's name."""
+        """Return the id in the spool entry's name."""
 
     @property
     def spool_mtime_ns(self) -> int:
-        """The script's time in the spool, ns since the epoch."""
+        """Return the script's time in the spool, ns since the epoch."""
 
     @property
     def version(self) -> int:
-        """Grows with every change."""
+        """Return the version, which grows with every change."""
 
     @property
     def body(self) -> JobScript | None:
-        """What the event said; None where that is not known any more."""
+        """Return the body of the job.script event; None if it is no longer known."""
 
     @property
     def identity(self) -> JobIdentity | None:
-        """Whose it is, as last said."""
+        """Return the latest identity."""
 
     @property
     def script(self) -> bytes | None:
-        """The script's bytes."""
+        """Return the script's bytes."""
 
     @property
     def environment(self) -> bytes | None:
-        """The environment's bytes, redacted."""
+        """Return the redacted environment's bytes."""
 
     @property
     def partial(self) -> bool:
-        """Whether the bytes are not at hand any more."""
+        """Return whether the bytes are no longer available."""
 
     @property
     def deleted(self) -> bool:
-        """Whether it was purged."""
+        """Return whether the script was purged."""
 
 
 _encoder = msgspec.json.Encoder()
@@ -222,7 +225,7 @@ _decoder = msgspec.json.Decoder(Message)
 
 
 def encode(parts: Parts) -> bytes:
-    """The message (JSON) that tells a script as it stands; of a purged one only that it is."""
+    """Encode a script's message as JSON; of a purged script only the deletion."""
     message = Message(
         schema=SCHEMA,
         id=parts.id,
@@ -241,6 +244,7 @@ def encode(parts: Parts) -> bytes:
 
 
 def _with_contents(message: Message, parts: Parts) -> Message:
+    """Add identity, script, environment and claims to a message."""
     body, identity = parts.body, parts.identity
     whose = None
     if identity is not None:
@@ -277,7 +281,7 @@ def _with_contents(message: Message, parts: Parts) -> Message:
 
 
 def _cut(record: JobRecord) -> JobRecord:
-    """The record with no text that is longer than a message may have."""
+    """Cut the texts of a record to the size limit of messages."""
     cut = {
         field: text.encode()[:_MOST_TEXT].decode(errors="ignore")
         for field in JobRecord.__struct_fields__
@@ -287,7 +291,8 @@ def _cut(record: JobRecord) -> JobRecord:
 
 
 def _is_long(text: str) -> bool:
-    # No character of UTF-8 has more than four bytes.
+    # A character has at most four bytes in UTF-8.
+    """Return whether a text exceeds the size limit."""
     return len(text) > _MOST_TEXT // 4 and len(text.encode()) > _MOST_TEXT
 
 
@@ -297,10 +302,10 @@ def _spooled(parts: Parts) -> datetime:
 
 
 def decode(data: bytes) -> Message:
-    """The message that these bytes are, if it holds together.
+    """Decode and check a message.
 
     Raises:
-        MessageError: They are none, or it contradicts itself; the error says where.
+        MessageError: The bytes are invalid or contradictory; the error names the field.
     """
     if len(data) > LARGEST_BYTES:
         raise MessageError(f"it has {len(data)} bytes, more than {LARGEST_BYTES}")
@@ -310,16 +315,16 @@ def decode(data: bytes) -> Message:
     except MessageError:
         raise
     except msgspec.ValidationError as error:
-        # It names the field, and may repeat some of what a stranger wrote there.
+        # The error names the field and may repeat untrusted text: limit its length.
         raise MessageError(f"it is no {SCHEMA}: {str(error)[:200]}") from error
     except (ValueError, RecursionError) as error:
-        # No JSON, no UTF-8, no base64, or nested without end.
+        # Not JSON, not UTF-8, not base64, or nested too deeply.
         raise MessageError(f"it is no {SCHEMA}: {type(error).__name__}") from error
     return message
 
 
 def _check(message: Message) -> None:
-    """Refuse what the types let pass."""
+    """Raise MessageError for contradictions that the types do not exclude."""
     mtime = message.key.rpartition(":")[2]
     _must(mtime.isascii() and mtime.isdigit() and len(mtime) <= 19, "key")
     mtime_ns = int(mtime)
@@ -339,6 +344,7 @@ def _check(message: Message) -> None:
 
 
 def _file(file: MessageFile, content: Content, name: str) -> None:
+    """Check length and checksum of a file's content."""
     if content.encoding == "base64":
         data = base64.b64decode(content.text, validate=True)
     else:
@@ -348,6 +354,7 @@ def _file(file: MessageFile, content: Content, name: str) -> None:
 
 
 def _record(record: JobRecord, job_id: int) -> None:
+    """Check a job record: job id, times, texts and numbers within their limits."""
     _must(record.job_id == job_id, "identity.record.job_id")
     for field in JobRecord.__struct_fields__:
         value: Any = getattr(record, field)
@@ -357,39 +364,40 @@ def _record(record: JobRecord, job_id: int) -> None:
         elif isinstance(value, str):
             _must(not _is_long(value), where)
         elif value is not None:
-            # A time limit is in seconds, Slurm's own number in minutes.
+            # A time limit is in seconds; Slurm's own number is in minutes.
             most = _MOST if field == "time_limit_s" else _MOST_JOB_ID
             _must(0 <= value <= most, where)
 
 
 def _time(moment: datetime, where: str) -> None:
     _must(moment.tzinfo is not None, where)
-    # 2262 is as far as nanoseconds in 63 bits reach.
+    # Nanoseconds in 63 bits reach to 2262.
     _must(_FIRST_YEAR <= moment.year <= _LAST_YEAR, where)
     _must(moment >= datetime(_FIRST_YEAR, 1, 1, tzinfo=UTC), where)
 
 
 def _must(holds: bool, where: str) -> None:
+    """Raise MessageError for a field unless the condition holds."""
     if not holds:
         raise MessageError(f"it is no {SCHEMA}: '{where}' does not hold", where)
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema (2020-12) of a message."""
+    """Return the JSON Schema (2020-12) of a message."""
     schema = msgspec.json.schema(Message)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": SCHEMA, **schema}
 
 
 class SArchiveMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """What SArchive sends to Kafka: ``JobMessage`` in its src/archive/kafka.rs.
+    """Message as SArchive sends it: ``JobMessage`` in its src/archive/kafka.rs.
 
     Attributes:
         id: The job's id.
-        timestamp: RFC 3339, UTC; here the script's time in the spool, so that a message that
-            is sent twice is the same.
+        timestamp: RFC 3339, UTC; here the script's time in the spool, so that a repeated message is
+            identical.
         cluster: The cluster's name.
-        script: The script; what is not UTF-8 is U+FFFD.
-        environment: Values by name, likewise; null where there is none.
+        script: The script; bytes that are not UTF-8 become U+FFFD.
+        environment: Values by name, likewise; null if there is none.
     """
 
     id: str
@@ -400,10 +408,10 @@ class SArchiveMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_sarchive(parts: Parts) -> bytes | None:
-    """The message as SArchive sends it; None where there is no script to be told.
+    """Encode a script's message in SArchive's format; None if there is no script to send.
 
-    It is text alone, so it is not exact, and it cannot say whose a job is, nor that it
-    was purged.
+    The format is text only, so it loses bytes that are not UTF-8, and it cannot express the owner
+    or a purge.
     """
     if parts.script is None or parts.partial or parts.deleted:
         return None

@@ -1,7 +1,8 @@
-"""The nouns of the archive's requests and answers: which jobs, one job, one script, some bytes.
+"""Archive requests and replies: the Structs of ``archive.*``, from list and search to purge.
 
-They are part of every shape in ``answers.py`` and ``bulk_answers.py``, and of
-the same promise: fields are only ever added, with defaults.
+Order: the common parts (:class:`Selection` of jobs, :class:`JobLine`, :class:`ScriptLine`,
+:class:`RunLine`), then a request and a reply for each action. Streaming actions yield item Structs
+and end with a reply. Fields are only ever added, with defaults, so that older clients keep working.
 """
 
 from datetime import datetime
@@ -15,21 +16,20 @@ from steward.core.records import JobRecord
 
 
 class Selection(Request, frozen=True, kw_only=True):
-    """Which jobs are meant. Every filter that is given must hold; of its values, any.
+    """Filters that select jobs. Every given filter must match; within a filter, any value.
 
     Attributes:
-        clusters: Names of clusters; all of them if empty.
+        clusters: Cluster names. Default: all.
         users: User names or uids.
         accounts: Account names.
         partitions: Partition names.
         jobs: Job ids as Slurm writes them: 123, 123_7, 123+1.
-        names: Job names; ``*``, ``?`` and ``[…]`` as a shell has them.
-        states: Job states, in full or short (FAILED, F).
-        since: Submitted at this time or later, as Slurm's commands take times
-            (``now-1day``, ``2026-11-21T08:00``); "" for the last seven days, or for
-            all time where ``jobs`` is given.
-        until: Submitted before this time; "" for now.
-        zone: IANA name of the zone that times without one are meant in; "" for the cluster's.
+        names: Job names; ``*``, ``?`` and ``[…]`` as in a shell.
+        states: Job states, long or short (FAILED, F).
+        since: Earliest submit time, in the syntax of Slurm's commands (``now-1day``,
+            ``2026-11-21T08:00``). Default: the last seven days, or all time if ``jobs`` is given.
+        until: Latest submit time, exclusive. Default: now.
+        zone: IANA name of the zone of times without one. Default: the cluster's.
     """
 
     clusters: tuple[str, ...] = ()
@@ -45,27 +45,27 @@ class Selection(Request, frozen=True, kw_only=True):
 
 
 class JobLine(Shape, frozen=True, kw_only=True):
-    """One job, as a table shows it.
+    """One job in a table.
 
     Attributes:
-        cluster: Where it ran.
-        job: Its id as Slurm writes it: 123, 123_7, 123_[1-9%2], 123+1.
-        job_id: Its raw id.
+        cluster: Cluster on which it ran.
+        job: Job id as Slurm writes it: 123, 123_7, 123_[1-9%2], 123+1.
+        job_id: Raw job id.
         kind: ``batch`` (has or had a script), ``interactive`` (salloc, srun), "" if unknown.
-        user: Its owner's name at submit; "" where the uid never resolved.
-        uid: Its owner; None while Slurm has not said.
-        verified: Whether identity came from Slurm; without it only the script's own
-            claims are known.
-        submit: First submit time; the script's time in the spool where no other is known.
-        exit_code: What it returned, 0 to 255.
-        exit_signal: The signal that ended it.
-        restarts: How often it was requeued.
-        script_key: Key of its kept script; "" where none is kept.
-        script_bytes: Size of the kept script.
-        script_hidden: Why nothing is told of a script: ``private``, the asker may not read
-            it, if there is one; ``purged``, there was one; "" otherwise.
-        submit_line: The command line of sbatch, salloc or srun, where Slurm gives it and
-            the asker may read it.
+        user: Owner's name at submit; "" if the uid never resolved.
+        uid: Owner's uid; None until Slurm reports it.
+        verified: Whether Slurm confirmed the identity; otherwise only the script's claims are
+            known.
+        submit: First submit time, or the script's time in the spool if that is unknown.
+        exit_code: Exit code, 0 to 255.
+        exit_signal: Signal that ended the job.
+        restarts: Number of requeues.
+        script_key: Key of the archived script; "" if there is none.
+        script_bytes: Size of the archived script.
+        script_hidden: Why script details are hidden: ``private``, the user may not read the script,
+            if there is one; ``purged``, it was purged; "" otherwise.
+        submit_line: Command line of sbatch, salloc or srun, if Slurm reports it and the user may
+            read it.
     """
 
     cluster: str
@@ -92,20 +92,20 @@ class JobLine(Shape, frozen=True, kw_only=True):
 
 
 class ScriptLine(Shape, frozen=True, kw_only=True):
-    """What is kept of a job's script and environment.
+    """Archived script and environment of a job: sizes, checksums and paths.
 
     Attributes:
         key: Key of the job.script event.
-        job_id: The spool entry's id: an array's or a het job's leader.
+        job_id: Id of the spool entry: that of an array or of a het job's leader.
         spooled: The script's modification time in the scheduler's spool.
-        length: Of the script in bytes; None where it is not kept.
-        sha256: Of the script.
-        environment_length: Of the environment in bytes, redacted; None where it is not kept.
-        environment_sha256: Of the redacted environment.
-        redacted: Names of the variables whose values were redacted.
-        flags: What was odd about the spool entry, see :class:`steward.core.events.JobScript`.
-        path: Where the script lies; only operators and its owner are told.
-        environment_path: Where the environment lies, likewise.
+        length: Size of the script in bytes; None if it is not archived.
+        sha256: SHA-256 of the script.
+        environment_length: Size of the redacted environment in bytes; None if it is not archived.
+        environment_sha256: SHA-256 of the redacted environment.
+        redacted: Names of redacted variables.
+        flags: Anomalies of the spool entry, see :class:`steward.core.events.JobScript`.
+        path: Path of the script; shown to operators and its owner only.
+        environment_path: Path of the environment; shown likewise.
     """
 
     key: str
@@ -122,7 +122,7 @@ class ScriptLine(Shape, frozen=True, kw_only=True):
 
 
 class RunLine(Shape, frozen=True, kw_only=True):
-    """One run of a job: a requeue makes another."""
+    """One run of a job; a requeue starts another."""
 
     restarts: int = 0
     state: str = ""
@@ -138,11 +138,11 @@ class RunLine(Shape, frozen=True, kw_only=True):
 
 
 class ListRequest(Selection, frozen=True, kw_only=True):
-    """archive.list: jobs, newest first.
+    """Request of ``archive.list``: jobs, newest first.
 
     Attributes:
-        limit: How many at most.
-        page: ``next`` of the answer before, with the same filters; "" for the first page.
+        limit: Maximum number of jobs.
+        page: ``next`` of the previous reply, with the same filters; "" for the first page.
     """
 
     limit: int = 1000
@@ -150,15 +150,15 @@ class ListRequest(Selection, frozen=True, kw_only=True):
 
 
 class ListAnswer(Answer, frozen=True, kw_only=True):
-    """Jobs, newest first.
+    """Reply of ``archive.list``, newest first.
 
     Attributes:
         jobs: The jobs.
-        since: The beginning of the time looked at; None for all time.
-        until: Its end; None for now.
-        default_days: 7 where ``since`` was not asked for but is the default, else 0.
-        next: Give this as ``page`` for what follows; "" where nothing does.
-        zones: For each cluster the IANA name of its time zone; "" for the system's.
+        since: Begin of the time span; None for all time.
+        until: End of the time span; None for now.
+        default_days: 7 if ``since`` is the default, else 0.
+        next: Token of the next page; "" if there is none.
+        zones: IANA name of each cluster's time zone; "" for the system's.
     """
 
     jobs: tuple[JobLine, ...]
@@ -173,12 +173,12 @@ class ListAnswer(Answer, frozen=True, kw_only=True):
 
 
 class ShowRequest(Request, frozen=True, kw_only=True):
-    """archive.show: one job and its script.
+    """Request of ``archive.show``: one job and its script.
 
     Attributes:
-        job: Its id as Slurm writes it.
-        cluster: Its cluster; "" where only one has such a job.
-        sbatch: Whether to add what would submit it again.
+        job: Job id as Slurm writes it.
+        cluster: Cluster name; "" if only one cluster has such a job.
+        sbatch: Whether to add a shell script that resubmits the job.
     """
 
     job: str
@@ -187,18 +187,18 @@ class ShowRequest(Request, frozen=True, kw_only=True):
 
 
 class ShowAnswer(Answer, frozen=True, kw_only=True):
-    """One job and its script.
+    """Reply of ``archive.show``.
 
     Attributes:
-        job: The job; of a re-used id the newest.
-        record: The latest that Slurm showed of it.
-        runs: Its runs, oldest first.
-        script: What is kept of its script; None where nothing is.
-        content: The script itself.
-        script_of: The id that the script belongs to, where it is another than the job's
-            own: of an array task its array, of a het component its leader.
-        others: Other jobs that have had the same id, newest first.
-        sbatch: A shell script that submits it again; "" where it was not asked for.
+        job: The job; the newest one if its id was reused.
+        record: Latest job record.
+        runs: Runs, oldest first.
+        script: The archived script; None if there is none.
+        content: Content of the script.
+        script_of: Job id that owns the script, if it differs from the job's: the array of a task,
+            or the leader of a het component.
+        others: Other jobs with the same id, newest first.
+        sbatch: Shell script that resubmits the job; "" if not requested.
         zone: IANA name of the cluster's time zone; "" for the system's.
     """
 
@@ -214,12 +214,12 @@ class ShowAnswer(Answer, frozen=True, kw_only=True):
 
 
 class EnvRequest(Request, frozen=True, kw_only=True):
-    """archive.env: the environment that a job was submitted with.
+    """Request of ``archive.env``: the environment of a job at submit.
 
     Attributes:
-        job: The job's id as Slurm writes it.
-        cluster: Its cluster; "" where only one has such a job.
-        names: Only these variables; ``*`` and ``?`` as a shell has them; all if empty.
+        job: Job id as Slurm writes it.
+        cluster: Cluster name; "" if only one cluster has such a job.
+        names: Variable names, with ``*`` and ``?`` as in a shell. Default: all.
     """
 
     job: str
@@ -228,12 +228,12 @@ class EnvRequest(Request, frozen=True, kw_only=True):
 
 
 class Variable(Shape, frozen=True, kw_only=True):
-    """One variable of an environment.
+    """One environment variable.
 
     Attributes:
-        name: What stands before the first ``=``; undecodable bytes as an escape.
-        value: What stands behind it.
-        redacted: Whether the value is not the job's own but says that it was redacted.
+        name: Text before the first ``=``; undecodable bytes become escapes.
+        value: Text after it.
+        redacted: Whether the value is the redaction mark.
     """
 
     name: str
@@ -242,13 +242,13 @@ class Variable(Shape, frozen=True, kw_only=True):
 
 
 class EnvAnswer(Answer, frozen=True, kw_only=True):
-    """The environment that a job was submitted with, redacted.
+    """Reply of ``archive.env``, redacted.
 
     Attributes:
         job: The job.
-        variables: In the order in which the scheduler kept them.
-        redacted: Names of all variables that were redacted, asked for or not.
-        flags: What was odd: ``environment-short``, ``environment-count``.
+        variables: Variables, in the order of the spool file.
+        redacted: Names of all redacted variables, requested or not.
+        flags: Anomalies: ``environment-short``, ``environment-count``.
     """
 
     job: JobLine
@@ -258,14 +258,14 @@ class EnvAnswer(Answer, frozen=True, kw_only=True):
 
 
 class DiffRequest(Request, frozen=True, kw_only=True):
-    """archive.diff: what differs between two jobs' scripts.
+    """Request of ``archive.diff``: compare the scripts of two jobs.
 
     Attributes:
-        left: A job's id.
-        right: Another's.
-        cluster: The cluster of both; "" where only one has such jobs.
-        context: How many equal lines to show around a difference.
-        environments: Compare the environments too.
+        left: Id of the first job.
+        right: Id of the second job.
+        cluster: Cluster of both; "" if only one cluster has such jobs.
+        context: Number of equal lines around a difference.
+        environments: Whether to compare environments, too.
     """
 
     left: str
@@ -276,13 +276,13 @@ class DiffRequest(Request, frozen=True, kw_only=True):
 
 
 class DiffAnswer(Answer, frozen=True, kw_only=True):
-    """What differs between two jobs' scripts.
+    """Reply of ``archive.diff``.
 
     Attributes:
         left: The first job.
-        right: The second.
-        identical: Whether nothing differs.
-        diff: A unified diff, empty where nothing differs.
+        right: The second job.
+        identical: Whether there is no difference.
+        diff: Unified diff; empty if there is no difference.
     """
 
     left: JobLine
@@ -295,18 +295,18 @@ class DiffAnswer(Answer, frozen=True, kw_only=True):
 
 
 class SearchRequest(Selection, frozen=True, kw_only=True):
-    """archive.search: scripts by what is in them.
+    """Request of ``archive.search``: jobs by the text of their scripts.
 
     Attributes:
-        terms: Texts that must all occur, each as it is written, blanks included.
-        case: Whether upper and lower case differ.
-        words: Whether a term must stand as whole words.
-        count: Whether to count all hits, which looks at every one of them.
-        limit: How many hits at most.
-        lines: How many matching lines to show of each script.
-        page: ``next`` of the answer before, with the same request; "" for the first page.
-        sink: The sink to search in, by name or kind; "" for the catalogue.
-        since: As for :class:`Selection`, but "" means all time.
+        terms: Texts that must all occur, verbatim, blanks included.
+        case: Whether the search is case-sensitive.
+        words: Whether a term must match whole words.
+        count: Whether to count all hits, which reads every matching script.
+        limit: Maximum number of hits.
+        lines: Maximum number of matching lines per script.
+        page: ``next`` of the previous reply, with the same request; "" for the first page.
+        sink: Sink to search, by name or kind; "" for the catalog.
+        since: As in :class:`Selection`, but the default is all time.
     """
 
     terms: tuple[str, ...]
@@ -320,13 +320,13 @@ class SearchRequest(Selection, frozen=True, kw_only=True):
 
 
 class HitLine(Shape, frozen=True, kw_only=True):
-    """A line of a script in which a term stands.
+    """Line of a script that contains a term.
 
     Attributes:
-        number: Of the line, from 1.
-        text: The line, shortened around the first hit if it is long; undecodable bytes
-            as U+FFFD.
-        spans: Where terms stand in ``text``: beginning and end, in characters.
+        number: Line number, from 1.
+        text: The line, shortened around the first hit if it is long; undecodable bytes become
+            U+FFFD.
+        spans: Positions of terms in ``text``: begin and end, in characters.
     """
 
     number: int
@@ -335,12 +335,12 @@ class HitLine(Shape, frozen=True, kw_only=True):
 
 
 class Hit(Shape, frozen=True, kw_only=True):
-    """A job in whose script all terms stand.
+    """Job whose script contains all terms.
 
     Attributes:
         job: The job.
-        lines: The first lines with a hit.
-        more_lines: How many further lines have one.
+        lines: The first matching lines.
+        more_lines: Number of further matching lines.
     """
 
     job: JobLine
@@ -349,16 +349,15 @@ class Hit(Shape, frozen=True, kw_only=True):
 
 
 class SearchAnswer(Answer, frozen=True, kw_only=True):
-    """Jobs in whose scripts all terms stand, newest first.
+    """Reply of ``archive.search``, newest first.
 
     Attributes:
-        hits: The jobs.
-        count: How many there are in all that the asker may see; None if not asked for.
-        next: Give this as ``page`` for what follows; "" where nothing does.
-        complete: False where looking took too long and stopped: ``next`` goes on.
-        behind: How many events the catalogue, or the sink, has still to look at; None if
-            that is not known.
-        zones: For each cluster the IANA name of its time zone; "" for the system's.
+        hits: The hits.
+        count: Number of all hits that the user may see; None if not requested.
+        next: Token of the next page; "" if there is none.
+        complete: False if the search stopped at its time limit: continue with ``next``.
+        behind: Number of events that the catalog or the sink is behind; None if unknown.
+        zones: IANA name of each cluster's time zone; "" for the system's.
     """
 
     hits: tuple[Hit, ...]
@@ -373,11 +372,11 @@ class SearchAnswer(Answer, frozen=True, kw_only=True):
 
 
 class ExportRequest(Selection, frozen=True, kw_only=True):
-    """archive.export: the files of the selected jobs, as a stream.
+    """Request of ``archive.export``: the files of the selected jobs, as a stream.
 
     Attributes:
-        environments: Whether environments are exported too.
-        limit: How many jobs at most; 0 for all.
+        environments: Whether to export environments, too.
+        limit: Maximum number of jobs; 0 for all.
     """
 
     environments: bool = True
@@ -385,15 +384,15 @@ class ExportRequest(Selection, frozen=True, kw_only=True):
 
 
 class ExportFile(Shape, frozen=True, kw_only=True, tag="file", tag_field="item"):
-    """One file of an export.
+    """Stream item of an export: one file.
 
     Attributes:
-        path: Relative, safe: ``cluster/user/jobid-….sh``; unique within the export.
-        data: Its bytes; base64 in JSON.
+        path: Relative, safe path: ``cluster/user/jobid-….sh``; unique within the export.
+        data: Content; base64 in JSON.
         modified: The script's time in the spool.
-        job: Whose it is.
+        job: The job.
         script_key: Key of the job.script event.
-        sha256: Of the bytes.
+        sha256: SHA-256 of the content.
     """
 
     path: str
@@ -405,13 +404,13 @@ class ExportFile(Shape, frozen=True, kw_only=True, tag="file", tag_field="item")
 
 
 class ExportAnswer(Answer, frozen=True, kw_only=True, tag="answer", tag_field="item"):
-    """The end of an export.
+    """Final reply of ``archive.export``.
 
     Attributes:
-        jobs: How many jobs were exported.
-        files: How many files.
-        total_bytes: Their size together.
-        unreadable: Jobs whose bytes could not be read, and why.
+        jobs: Number of exported jobs.
+        files: Number of files.
+        total_bytes: Total size of the files.
+        unreadable: Jobs whose files could not be read, with the reason.
     """
 
     jobs: int
@@ -424,12 +423,12 @@ class ExportAnswer(Answer, frozen=True, kw_only=True, tag="answer", tag_field="i
 
 
 class Progress(Shape, frozen=True, kw_only=True, tag="progress", tag_field="item"):
-    """How far long work has come.
+    """Stream item of a long action: its progress.
 
     Attributes:
-        done: How many are done.
-        total: Of how many; None where that is not known.
-        what: Of what ("scripts").
+        done: Number of items done.
+        total: Number of all items; None if unknown.
+        what: Kind of item ("scripts").
     """
 
     done: int
@@ -438,25 +437,24 @@ class Progress(Shape, frozen=True, kw_only=True, tag="progress", tag_field="item
 
 
 class VerifyRequest(Request, frozen=True, kw_only=True):
-    """archive.verify: recompute every checksum.
+    """Request of ``archive.verify``: recompute every checksum.
 
     Attributes:
-        sink: Name of the sink; "" for every sink of files.
+        sink: Sink name. Default: every files sink.
     """
 
     sink: str = ""
 
 
 class ProblemLine(Shape, frozen=True, kw_only=True, tag="problem", tag_field="item"):
-    """A file that is not as it was kept.
+    """Stream item of a verification: one missing, changed, unknown or unreadable file.
 
     Attributes:
         sink: Name of the sink.
-        problem: ``missing``, ``changed``, ``unknown`` (nobody knows of the file) or
-            ``unreadable``.
+        problem: ``missing``, ``changed``, ``unknown`` (not in the database) or ``unreadable``.
         path: The file, relative to the sink's root.
-        script_key: Of the job.script event, where it is known.
-        detail: One line more.
+        script_key: Key of the job.script event, if known.
+        detail: Further details, one line.
     """
 
     sink: str
@@ -467,12 +465,12 @@ class ProblemLine(Shape, frozen=True, kw_only=True, tag="problem", tag_field="it
 
 
 class VerifyAnswer(Answer, frozen=True, kw_only=True, tag="answer", tag_field="item"):
-    """The end of a verification.
+    """Final reply of ``archive.verify``.
 
     Attributes:
-        files: How many files were read.
-        total_bytes: Their size together.
-        problems: How many are not as they were kept.
+        files: Number of files read.
+        total_bytes: Total size of the files.
+        problems: Number of problems.
     """
 
     files: int
@@ -481,23 +479,23 @@ class VerifyAnswer(Answer, frozen=True, kw_only=True, tag="answer", tag_field="i
 
 
 class ReindexRequest(Request, frozen=True, kw_only=True):
-    """archive.reindex: make the catalogue again from the files alone.
+    """Request of ``archive.reindex``: rebuild the catalog from files only.
 
     Attributes:
-        sink: The sink whose files are read; "" for the first one of files.
+        sink: Sink whose files are read. Default: the first files sink.
     """
 
     sink: str = ""
 
 
 class ReindexAnswer(Answer, frozen=True, kw_only=True, tag="answer", tag_field="item"):
-    """The end of a reindexing.
+    """Final reply of ``archive.reindex``.
 
     Attributes:
-        scripts: How many scripts are in the catalogue now.
-        distinct: How many different ones, counted by month.
-        months: The months that they are from ("2026-11").
-        unreadable: How many could not be read and are not in it.
+        scripts: Number of scripts in the new catalog.
+        distinct: Number of distinct scripts, counted by month.
+        months: Months with scripts ("2026-11").
+        unreadable: Number of unreadable scripts, which are missing from the catalog.
     """
 
     scripts: int
@@ -510,14 +508,14 @@ class ReindexAnswer(Answer, frozen=True, kw_only=True, tag="answer", tag_field="
 
 
 class PurgeRequest(Selection, frozen=True, kw_only=True):
-    """archive.purge: forget scripts and environments in every sink and in the catalogue.
+    """Request of ``archive.purge``: remove scripts and environments from sinks and the catalog.
 
-    At least one of ``jobs`` and ``users`` must be given; ``since`` "" means all time.
+    ``jobs`` or ``users`` is required; the default of ``since`` is all time.
 
     Attributes:
-        sink: The one sink to remove from; "" for every sink, catalogue and jobs.db.
-        reason: Kept with the order to purge.
-        yes: Do it; without it the answer says what would be done.
+        sink: Single sink to purge. Default: every sink, the catalog and jobs.db.
+        reason: Reason, stored in the event.
+        yes: Whether to purge; otherwise the reply lists what would be purged.
     """
 
     sink: str = ""
@@ -526,20 +524,20 @@ class PurgeRequest(Selection, frozen=True, kw_only=True):
 
 
 class PurgeLine(Shape, frozen=True, kw_only=True):
-    """One script that is, or would be, purged."""
+    """One script that is or would be purged."""
 
     job: JobLine
     script: ScriptLine
 
 
 class PurgeAnswer(Answer, frozen=True, kw_only=True):
-    """What is, or would be, purged.
+    """Reply of ``archive.purge``: the scripts that are or would be purged.
 
     Attributes:
-        done: Whether it was ordered; False for a dry run.
-        scripts: The scripts. Jobs of one script (an array's tasks) are named once.
-        total_bytes: Size of scripts and environments together.
-        sinks: The sinks that they leave, in time also those that are away now.
+        done: Whether the purge was ordered; False for a dry run.
+        scripts: The scripts. A script shared by jobs (an array's tasks) is listed once.
+        total_bytes: Total size of scripts and environments.
+        sinks: Sinks that will remove them; unavailable ones do so later.
     """
 
     done: bool
@@ -549,22 +547,22 @@ class PurgeAnswer(Answer, frozen=True, kw_only=True):
 
 
 class SecretsRequest(Selection, frozen=True, kw_only=True):
-    """archive.secrets: scripts that look to hold a credential.
+    """Request of ``archive.secrets``: find credentials in scripts.
 
     Attributes:
-        limit: How many scripts to look at, newest first; 0 for all that are selected.
+        limit: Maximum number of scripts to scan, newest first; 0 for all selected.
     """
 
     limit: int = 0
 
 
 class SecretLine(Shape, frozen=True, kw_only=True, tag="secret", tag_field="item"):
-    """A place in a script that looks like a credential; the credential is not told.
+    """Stream item of a secret scan: a line that looks like a credential, without its text.
 
     Attributes:
-        job: Whose script it is.
-        line: Number of the line, from 1.
-        kind: What it looks like, by the name of the pattern.
+        job: Job that ran the script.
+        line: Line number, from 1.
+        kind: Name of the pattern that matched.
     """
 
     job: JobLine
@@ -573,14 +571,14 @@ class SecretLine(Shape, frozen=True, kw_only=True, tag="secret", tag_field="item
 
 
 class SecretsAnswer(Answer, frozen=True, kw_only=True, tag="answer", tag_field="item"):
-    """The end of a look for credentials.
+    """Final reply of ``archive.secrets``.
 
     Attributes:
-        scripts: How many scripts were looked at.
-        suspicious: How many of them look to hold one.
-        since: The beginning of the time looked at; None for all time.
-        default_days: 7 where ``since`` was not asked for but is the default, else 0.
-        unreadable: How many could not be read, and so were not looked at.
+        scripts: Number of scripts scanned.
+        suspicious: Number of scripts with a match.
+        since: Begin of the time span; None for all time.
+        default_days: 7 if ``since`` is the default, else 0.
+        unreadable: Number of scripts that could not be read and were not scanned.
     """
 
     scripts: int
@@ -591,35 +589,35 @@ class SecretsAnswer(Answer, frozen=True, kw_only=True, tag="answer", tag_field="
 
 
 State = Literal["running", "waiting", "detached", "new", "removed"]
-"""How a sink is, see :class:`SinkLine`."""
+"""State of a sink, see :class:`SinkLine`."""
 
 
 class SinksRequest(Request, frozen=True, kw_only=True):
-    """archive.sinks: how each sink stands."""
+    """Request of ``archive.sinks``: state and backlog of each sink."""
 
 
 class SinkLine(Shape, frozen=True, kw_only=True):
-    """How a sink stands.
+    """State and backlog of a sink.
 
     Attributes:
-        name: Its name.
-        kind: ``files``, ``elasticsearch``, ``opensearch`` or ``kafka``; "" where it is
-            configured no more.
-        state: ``running``; ``waiting``, something that it needs is away; ``detached``, the
-            journal waits for it no more; ``new``, it has not run yet; ``removed``, it is
-            configured no more but the journal waits for it (``steward journal forget``).
-        detail: Why it waits.
-        position: The last event that the journal need not keep for it.
-        backlog: How many scripts it has still to archive, for the first time or again.
-        behind: How many events it has still to put to use: corrections and purges, too.
-        oldest_s: Age of the oldest of these, in seconds; None for none.
-        error: What went wrong last, also where it went on since.
-        error_at: When that was.
-        rate: How many events a second it put to use over the last minute; each script of an
-            order to send or to purge counts.
-        set_aside: How many events were set aside for it.
-        missed: How many events it missed while it was detached.
-        refill: The command that makes up for them; "" where it missed none.
+        name: Sink name.
+        kind: ``files``, ``elasticsearch``, ``opensearch`` or ``kafka``; "" if it is no longer
+            configured.
+        state: ``running``; ``waiting``, something it needs is unavailable; ``detached``, the
+            journal no longer waits for it; ``new``, it has not run yet; ``removed``, no longer
+            configured although the journal waits for it (``steward journal forget``).
+        detail: Reason for waiting.
+        position: Position up to which the journal may drop events.
+        backlog: Number of scripts to archive, for the first time or again.
+        behind: Number of events to apply, corrections and purges included.
+        oldest_s: Age of the oldest of these, in seconds; None if there are none.
+        error: Last error, even if the sink has recovered.
+        error_at: Time of that error.
+        rate: Events applied per second over the last minute; each script of a resend or purge
+            counts.
+        set_aside: Number of dead letters.
+        missed: Number of events missed while detached.
+        refill: Command that makes up for the missed events; "" if there are none.
     """
 
     name: str
@@ -639,18 +637,18 @@ class SinkLine(Shape, frozen=True, kw_only=True):
 
 
 class SinksAnswer(Answer, frozen=True, kw_only=True):
-    """How each sink stands, those that are configured first."""
+    """Reply of ``archive.sinks``, configured sinks first."""
 
     sinks: tuple[SinkLine, ...] = ()
 
 
 class ResendRequest(Selection, frozen=True, kw_only=True):
-    """archive.resend: have a sink archive scripts again; ``since`` "" means all time.
+    """Request of ``archive.resend``: archive scripts again; the default of ``since`` is all time.
 
     Attributes:
-        sink: The sink's name.
-        missing: Only what it does not have, as far as that is known here. Of a sink on
-            another machine only what it was sent in the last days is known.
+        sink: Sink name.
+        missing: Only scripts that the sink lacks, as far as is known here. Of a remote sink, only
+            the scripts sent in the last days are known.
     """
 
     sink: str
@@ -658,13 +656,13 @@ class ResendRequest(Selection, frozen=True, kw_only=True):
 
 
 class ResendAnswer(Answer, frozen=True, kw_only=True, tag="answer", tag_field="item"):
-    """The end of an order to archive scripts again: the sink does it in its own time.
+    """Final reply of ``archive.resend``; the sink archives the scripts later.
 
     Attributes:
-        sink: The sink's name.
-        scripts: How many scripts it will archive again.
-        total_bytes: Size of scripts and environments together.
-        present: How many were left out because it has them.
+        sink: Sink name.
+        scripts: Number of scripts to archive again.
+        total_bytes: Total size of scripts and environments.
+        present: Number of scripts left out because the sink has them.
     """
 
     sink: str

@@ -1,7 +1,11 @@
-"""SubmitLine of a job, as sbatch's options: Slurm joins the words of the command line by blanks.
+"""Job resubmission: parse a submit line, and write a shell script that submits the job again.
 
-Which words were one is not kept. The table of sbatch's options parts them again, with the help
-of what Slurm shows of the job; where neither decides, the reading names the option in doubt.
+:func:`read_submit_line` splits Slurm's SubmitLine into sbatch's options and the script's arguments
+(:class:`SubmitLine`). Slurm joins the words of the command line with blanks and drops the quotes,
+so word boundaries are lost. The table of sbatch's options and the job record restore them; where
+neither decides, the result names the doubtful option. :func:`submit_again` writes the script;
+without a submit line, :func:`options` derives options from the job record. Used by
+``archive.show``.
 """
 
 import base64
@@ -24,7 +28,7 @@ from steward.slurm.tres import parse_tres
 _WORD: Final = re.compile(rf"(?:{re.escape(REDACTED.decode())}|[^ ])+")
 _WRAPPED: Final = b"# This script was created by sbatch --wrap.\n\n"
 _LONGEST: Final = 1 << 16
-"""A longer line is not read: each word is looked up in the table."""
+"""Longest submit line that is parsed, in characters: each word is looked up in the table."""
 
 
 class Option(msgspec.Struct, frozen=True):
@@ -35,17 +39,17 @@ class Option(msgspec.Struct, frozen=True):
 
     @property
     def word(self) -> str:
-        """The option as one word of a command line."""
+        """Return the option as one word of a command line."""
         return f"--{self.name}" if self.value is None else f"--{self.name}={self.value}"
 
 
 class SubmitLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A submit line, parted.
+    """Parsed submit line.
 
     Attributes:
-        components: The options of each component of a het job; of any other job one tuple.
-        arguments: The script's own arguments.
-        doubts: Options whose values may end elsewhere, ``script`` for the script's name.
+        components: Options of each component of a het job; one tuple for any other job.
+        arguments: Arguments of the script.
+        doubts: Options whose values may end elsewhere; ``script`` for the script's name.
     """
 
     components: tuple[tuple[Option, ...], ...]
@@ -54,15 +58,15 @@ class SubmitLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_submit_line(line: str, record: JobRecord, script: bytes) -> SubmitLine | None:
-    """Part a submit line into sbatch's options and the script's arguments.
+    """Parse a submit line into sbatch's options and the script's arguments.
 
     Args:
-        line: What Slurm shows of it.
-        record: What Slurm shows of the job.
-        script: The script that was kept.
+        line: Slurm's SubmitLine.
+        record: The job record.
+        script: The archived script.
 
     Returns:
-        None for a line that is not sbatch's, or that holds what is no option of sbatch.
+        None if the line is not sbatch's, or contains an unknown option.
     """
     if len(line) > _LONGEST:
         return None
@@ -76,13 +80,13 @@ def read_submit_line(line: str, record: JobRecord, script: bytes) -> SubmitLine 
 
 
 def wrapped_command(script: bytes) -> str | None:
-    """The command that sbatch --wrap made a script of; None for any other script."""
+    """Return the command of a script made by sbatch --wrap; None for any other script."""
     _, mark, text = script.partition(_WRAPPED)
     return text.decode("utf-8", "replace").rstrip("\n") if mark else None
 
 
 class _Reading:
-    """One pass over the words of a line."""
+    """Parser of one submit line: a single pass over its words."""
 
     def __init__(
         self, line: str, words: list["re.Match[str]"], record: JobRecord, script: bytes
@@ -102,6 +106,7 @@ class _Reading:
         self._doubts: list[str] = []
 
     def read(self) -> SubmitLine:
+        """Parse all words."""
         at, end = 1, len(self._words) if self._end is None else self._end
         while at < end:
             word = self._words[at][0]
@@ -126,7 +131,7 @@ class _Reading:
         )
 
     def _option(self, at: int, end: int) -> int:
-        """Read the options of one word; returns the place of the next."""
+        """Parse the options in one word; return the index of the next word."""
         from steward.slurm.sbatch_options import VALUED, full_name, letters
 
         match = self._words[at]
@@ -153,7 +158,7 @@ class _Reading:
         return self._words[at].start()
 
     def _valued(self, name: str, start: int, after: int, end: int) -> int:
-        """Take an option's value, which begins at a character of the line."""
+        """Parse an option's value from a character of the line; return the next word's index."""
         stop = self._words[after - 1].end()
         text = self._texts.get(name, "")
         if len(text) > stop - start and self._line.startswith(text, start):
@@ -163,7 +168,7 @@ class _Reading:
                     after += 1
                 stop = over
         while self._end is not None and after < end and not self._begins_option(after):
-            # What is neither an option nor the script goes on with the value.
+            # A word that is neither an option nor the script belongs to the value.
             stop = self._words[after].end()
             after += 1
             self._doubts.append(f"--{name}")
@@ -171,6 +176,7 @@ class _Reading:
         return after
 
     def _begins_option(self, at: int) -> bool:
+        """Return whether a word begins an option, or separates het components."""
         from steward.slurm.sbatch_options import full_name, letters
 
         word = self._words[at][0]
@@ -187,7 +193,7 @@ class _Reading:
 
 
 def _place_of_script(words: list["re.Match[str]"], record: JobRecord) -> int | None:
-    """Where the script's name stands among the words; None if Slurm does not show it."""
+    """Return the index of the script's name among the words; None if Slurm does not show it."""
     command = [match[0] for match in _WORD.finditer(record.command)]
     at = len(words) - len(command)
     if not command or at < 1:
@@ -202,8 +208,8 @@ _REDACTED = REDACTED.decode()
 _VARIABLE: Final = re.compile(rb"SBATCH_[A-Z0-9_]{1,64}")
 _FORGET: Final = """for name in $(env | sed -n 's/^\\(SBATCH_[A-Z0-9_]*\\)=.*/\\1/p'); do"""
 _LEFT_OUT: Final = frozenset({"chdir", "dependency", "wrap"})
-"""Options of a submit line that are not repeated: the directory is entered, other jobs are over,
-and the command of --wrap is the kept script's."""
+"""Options of a submit line that are not repeated: the script changes directory itself, other jobs
+are over, and the archived script holds the command of --wrap."""
 _NOTHING: Final = ("", "(null)")
 _ENTERS: Final = re.compile(rb"^#SBATCH.*(?:-D|--chd)", re.MULTILINE)
 _ARRAY: Final = re.compile(rb"^#SBATCH.*(?:-a|--ar)", re.MULTILINE)
@@ -219,13 +225,13 @@ _SHARES: Final = {
 def submit_again(
     job: Job, script: bytes, tasks: Sequence[str] = (), environment: bytes = b""
 ) -> str:
-    """A shell script that submits the job again.
+    """Write a shell script that submits the job again.
 
     Args:
-        job: The job; its record tells the options.
+        job: The job; its record gives the options.
         script: The script that it ran, byte for byte.
-        tasks: Of an array the tasks that are meant, as numbers or as Slurm's expressions.
-        environment: The environment that was kept, in the spool's format.
+        tasks: Tasks of an array, as numbers or as Slurm's expressions.
+        environment: The archived environment, in the spool's format.
 
     Returns:
         Text for sh; nothing in it is run but ``cd``, ``mktemp``, ``cat`` or ``base64``, ``sbatch``,
@@ -252,7 +258,7 @@ def submit_again(
 
 
 def options(job: Job, tasks: Sequence[str] = ()) -> list[Option]:
-    """The options of sbatch that say what Slurm showed of a job, and which tasks are meant."""
+    """Derive sbatch's options from a job record, for the given array tasks."""
     record = job.record
     values = {
         "job-name": record.name,
@@ -283,7 +289,7 @@ def options(job: Job, tasks: Sequence[str] = ()) -> list[Option]:
 
 
 def _words_of_line(job: Job, line: SubmitLine, tasks: Sequence[str], script: bytes) -> list[str]:
-    """The options of a submit line, with what the new script's path and directory would change."""
+    """Return the options of a submit line, adjusted to the new script's path and directory."""
     record = job.record
     added = []
     named = {option.name for options in line.components for option in options}
@@ -305,6 +311,7 @@ def _words_of_line(job: Job, line: SubmitLine, tasks: Sequence[str], script: byt
 
 
 def _remarks(record: JobRecord, line: SubmitLine | None) -> list[str]:
+    """Return comment lines: the original submit line, doubts, dependency and redacted secrets."""
     lines = []
     if record.submit_line:
         lines.append(f"# It was submitted by: {_comment(record.submit_line)}")
@@ -325,7 +332,7 @@ def _remarks(record: JobRecord, line: SubmitLine | None) -> list[str]:
 
 
 def _variables(environment: bytes) -> list[str]:
-    """Lines that set the ``SBATCH_*`` that the job was submitted with, and no others."""
+    """Return shell lines that set the job's ``SBATCH_*`` variables and unset all others."""
     lines = [_FORGET, '    unset "$name"', "done"]
     for name, value in entries_of(environment) if environment else ():
         if value is None or _VARIABLE.fullmatch(name) is None:
@@ -344,7 +351,7 @@ def _variables(environment: bytes) -> list[str]:
 
 
 def _kept(script: bytes) -> list[str]:
-    """Lines that write the script to ``$script``, byte for byte."""
+    """Return shell lines that write the script to ``$script``, byte for byte."""
     try:
         text = script.decode()
     except UnicodeDecodeError:
@@ -359,13 +366,13 @@ def _kept(script: bytes) -> list[str]:
 
 
 def _arguments(record: JobRecord) -> list[str]:
-    """The words behind the script's path, as far as Slurm lets them be told apart."""
+    """Return the words after the script's path, as far as Slurm's Command separates them."""
     words = re.findall(rf"(?:{re.escape(_REDACTED)}|[^ ])+", record.command)
     return words[1:]
 
 
 def _array(tasks: Sequence[str]) -> str:
-    """Tasks as sbatch's --array takes them: 1-3,7,10-20:2%4."""
+    """Format tasks for sbatch's --array: 1-3,7,10-20:2%4."""
     numbers = sorted({int(task) for task in tasks if task.isdecimal()})
     parts: list[str] = []
     for _, group in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
@@ -374,7 +381,7 @@ def _array(tasks: Sequence[str]) -> str:
     limit = ""
     for task in tasks:
         if task and not task.isdecimal():
-            # What Slurm cut off ("1,3,...") cannot be said again.
+            # The part that Slurm cut off ("1,3,...") is lost.
             expression, _, most = task.strip("[]").partition("%")
             parts += [part for part in expression.split(",") if part and part != "..."]
             limit = f"%{most}" if most else limit
@@ -391,6 +398,7 @@ def _time_limit(seconds: int | None) -> str:
 
 
 def _cpus_per_task(record: JobRecord) -> str:
+    """Return the number of CPUs per task; "" if it is not a whole number or set per TRES."""
     cpus = record.requested_cpus or record.cpus
     if not cpus or not record.tasks or cpus % record.tasks or record.cpus_per_tres:
         return ""
@@ -398,7 +406,7 @@ def _cpus_per_task(record: JobRecord) -> str:
 
 
 def _memory(record: JobRecord) -> dict[str, str]:
-    """Memory, which Slurm shows as a total, as the option that asks for the same total."""
+    """Convert Slurm's total memory to the option that requests the same total."""
     mib, nodes = parse_tres(record.tres_requested).get("mem", 0), record.nodes or 1
     if not mib or record.mem_per_tres:
         return {}
@@ -409,7 +417,7 @@ def _memory(record: JobRecord) -> dict[str, str]:
 
 
 def _devices(record: JobRecord) -> dict[str, str]:
-    """GPUs and other generic resources, per job, node, socket and task as they were asked for."""
+    """Return the options for GPUs and other generic resources, per job, node, socket and task."""
     found = {
         "gpus": _kinds(record.tres_per_job),
         "gres": _gres(record.tres_per_node),
@@ -425,27 +433,27 @@ def _devices(record: JobRecord) -> dict[str, str]:
 
 
 def _gres(text: str) -> str:
-    """``gres/gpu:a100:2,gres:shard:1`` as --gres takes it: ``gpu:a100:2,shard:1``."""
+    """Convert ``gres/gpu:a100:2,gres:shard:1`` to --gres syntax: ``gpu:a100:2,shard:1``."""
     parts = (re.sub(r"^gres[:/]", "", part) for part in text.split(",") if part)
     return ",".join(part.replace("=", ":") for part in parts)
 
 
 def _kinds(text: str) -> str:
-    """Of these the GPUs alone, as --gpus takes them: ``a100:2``."""
+    """Return the GPUs of a TRES text in --gpus syntax: ``a100:2``."""
     parts = _gres(text).split(",")
     return ",".join(part.removeprefix("gpu:") for part in parts if part.startswith("gpu:"))
 
 
 def _path(job: Job, path: str) -> str:
-    """A path for output, with the job's id as a pattern again; "" for what is the default."""
+    """Restore the job id pattern in an output path; "" for the default path."""
     record = job.record
     if not path or (path == "/dev/null" and path != record.stdout):
         return ""
     if record.array_job_id:
-        # Which digits were the task's cannot be told: the script's own lines say it.
+        # It is unknown which digits were the task's: the script's own options tell.
         return ""
     directory, _, name = path.rpartition("/")
-    # Digits among others are not the id: job 1 wrote "run12.out" itself.
+    # Digits within a longer number are not the job id: job 1 wrote "run12.out" itself.
     name = re.sub(rf"(?<!\d){job.job_id}(?!\d)", "%j", name.replace("%", "%%"))
     if name == "slurm-%j.out":
         return ""
@@ -453,7 +461,7 @@ def _path(job: Job, path: str) -> str:
 
 
 def _comment(text: str) -> str:
-    """Text that stays within its line of comment."""
+    """Escape text so that it stays within its comment line."""
     return "".join(
         character if character.isprintable() else f"\\x{ord(character):02x}" for character in text
     )

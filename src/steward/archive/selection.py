@@ -1,4 +1,10 @@
-"""From what was asked to which jobs: times, states, pages, filters of jobs.db and catalogue."""
+"""Job selection of archive requests: time spans, job filters, catalog filters and page tokens.
+
+:func:`span` resolves the requested time, :func:`job_filter` builds the filter for jobs.db,
+:func:`uses_wanted` the one for the catalog. :func:`every_job` iterates over all matches.
+:func:`page_after` and :func:`hits_after` make page tokens; :func:`list_position` and
+:func:`hits_place` read them.
+"""
 
 import base64
 from collections.abc import Iterable, Iterator
@@ -27,16 +33,16 @@ _HitPlace = tuple[_Number, str, str]
 
 
 class PageError(UsageError):
-    """A page that no answer gave."""
+    """Error: an invalid page token."""
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """The time that is looked at.
+    """Time span of a selection.
 
     Attributes:
-        since: Its beginning; None for all time.
-        until: Its end; None for now.
-        default_days: How many days it is, where it was not asked for.
+        since: Begin; None for all time.
+        until: End; None for now.
+        default_days: Length in days if the default was used, else 0.
     """
 
     since: datetime | None = None
@@ -45,15 +51,15 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def span(library: Library, wanted: Selection, *, default: bool = True) -> Span:
-    """The time that a selection means.
+    """Resolve the time span of a selection.
 
     Args:
-        library: Knows the clusters' zones and the present time.
+        library: Context with time zones and clock.
         wanted: The selection.
-        default: Whether no time means the last seven days, unless jobs are named.
+        default: Whether the default span is the last seven days, unless jobs are named.
 
     Raises:
-        TimeError: A time or the zone cannot be understood.
+        TimeError: A time or the zone is invalid.
     """
     name = wanted.zone
     if not name:
@@ -64,7 +70,7 @@ def span(library: Library, wanted: Selection, *, default: bool = True) -> Span:
     since = parse_time(wanted.since, now, zone) if wanted.since else None
     until = parse_time(wanted.until, now, zone) if wanted.until else None
     if since is None and default and not wanted.jobs:
-        # Before the first days that can be written there is nothing.
+        # There is nothing before the first representable days.
         last = until or now
         since = last - min(timedelta(days=DEFAULT_DAYS), last - datetime.min.replace(tzinfo=UTC))
         return Span(since=since, until=until, default_days=DEFAULT_DAYS)
@@ -77,10 +83,10 @@ def job_filter(
     scopes: dict[str, Scope] | None,
     with_script: bool | None = None,
 ) -> JobFilter:
-    """The filter of jobs.db for a selection, within what may be seen.
+    """Build the jobs.db filter of a selection, limited to what the user may see.
 
     Raises:
-        StateError: There is no such state.
+        StateError: There is no such job state.
     """
     _check_uids(wanted.users)
     return JobFilter(
@@ -99,7 +105,7 @@ def job_filter(
 
 
 def every_job(library: Library, wanted: JobFilter, limit: int = 0) -> Iterator[Job]:
-    """All jobs of a filter, newest first, read in batches; at most ``limit``, 0 for all."""
+    """Yield all jobs of a filter, newest first, read in batches; at most ``limit``, 0 for all."""
     before: Position | None = None
     count = 0
     while True:
@@ -113,12 +119,12 @@ def every_job(library: Library, wanted: JobFilter, limit: int = 0) -> Iterator[J
 
 
 def uses_wanted(library: Library, asker: Asker, wanted: Selection, when: Span) -> Wanted:
-    """The filter of the catalogue for a selection, within what may be read.
+    """Build the catalog filter of a selection, limited to what the user may read.
 
-    The catalogue does not know of states and of tasks: :func:`job_filter` does.
+    The catalog has neither states nor array tasks: :func:`job_filter` filters by these.
 
     Raises:
-        UsageError: A uid is none, or the names are more than may be looked for.
+        UsageError: A uid is invalid, or there are too many names.
     """
     _check_uids(wanted.users)
     return Wanted(
@@ -135,13 +141,14 @@ def uses_wanted(library: Library, asker: Asker, wanted: Selection, when: Span) -
 
 
 def _check_uids(users: Iterable[str]) -> None:
+    """Raise UsageError for a uid that is too large."""
     for user in users:
         if user.isdecimal() and (len(user) > 10 or int(user) >= 2**32):
             raise UsageError(f"{user[:20]} is no uid: it is too large", user)
 
 
 def _as_kept(texts: Iterable[str]) -> tuple[str, ...]:
-    """Texts as records have them: bytes that are not UTF-8 are written as escapes."""
+    """Convert texts to the form of records: bytes that are not UTF-8 become escapes."""
     return tuple(
         text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
         for text in texts
@@ -149,7 +156,7 @@ def _as_kept(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _owner(scopes: dict[str, Scope] | None) -> Owner | None:
-    """The widest that the scopes allow; every hit is decided on by itself besides."""
+    """Return the widest owner that the scopes allow; each hit is checked again."""
     if scopes is None or any(scope.everything for scope in scopes.values()):
         return None
     first = next(iter(scopes.values()), Scope())
@@ -158,15 +165,15 @@ def _owner(scopes: dict[str, Scope] | None) -> Owner | None:
 
 
 def page_after(position: Position) -> str:
-    """The name of the page of a list that begins after this job."""
+    """Return the token of the list page that begins after this job."""
     return _encode((position[0].isoformat(), *position[1:]))
 
 
 def list_position(page: str) -> Position | None:
-    """The job that a page of a list begins after; None for the first page.
+    """Return the job after which a list page begins; None for the first page.
 
     Raises:
-        PageError: No answer gave such a page.
+        PageError: The token is invalid.
     """
     if not page:
         return None
@@ -177,24 +184,24 @@ def list_position(page: str) -> Position | None:
 
 
 def hits_after(place: tuple[int, str, str]) -> str:
-    """The name of the page of hits that begins after this use."""
+    """Return the token of the page of hits that begins after this use."""
     return _encode(place)
 
 
 def hits_place(page: str) -> tuple[int, str, str] | None:
-    """The use that a page of hits begins after; None for the first page.
+    """Return the use after which a page of hits begins; None for the first page.
 
     Raises:
-        PageError: No answer gave such a page.
+        PageError: The token is invalid.
     """
     return _decode(page, _HitPlace) if page else None
 
 
 def limited(limit: int) -> int:
-    """A limit that is one.
+    """Check a limit and return it.
 
     Raises:
-        UsageError: It is not.
+        UsageError: It is out of range.
     """
     if not 1 <= limit <= MOST_AT_ONCE:
         raise UsageError(f"a limit is from 1 to {MOST_AT_ONCE}", limit)

@@ -1,4 +1,8 @@
-"""The settings of archives: files sinks, their layouts and limits."""
+"""Archive settings: sections ``[archive.sink.NAME]``, their layouts, limits and retention.
+
+:class:`FilesSinkSettings` configures a files sink; the settings of other kinds derive from
+:class:`SinkSettings` in their extensions.
+"""
 
 from typing import Literal
 
@@ -7,16 +11,16 @@ import msgspec
 from steward.core.section import Section
 
 Layout = str
-"""A preset's name (``default``, ``job_archive``, ``sarchive``, ``sliced``) or a template."""
+"""Name of a preset (``default``, ``job_archive``, ``sarchive``, ``sliced``) or a template."""
 
 
 class SinkSettings(Section, frozen=True, kw_only=True, tag_field="kind", tag=""):
-    """[archive.sink.NAME]: one place that scripts are archived to; its ``kind`` says what it is.
+    """Common settings of ``[archive.sink.NAME]``; ``kind`` selects the type of sink.
 
     Attributes:
-        identity_wait_s: How long a script waits for its job's identity before it is
-            archived as unverified, in seconds.
-        retention_days: What is older than this is removed; 0 keeps it for ever.
+        identity_wait_s: Longest time a script waits for its job's identity before it is archived as
+            unverified, in seconds.
+        retention_days: Age in days at which scripts are purged; 0 keeps them forever.
     """
 
     identity_wait_s: float = 10.0
@@ -24,21 +28,22 @@ class SinkSettings(Section, frozen=True, kw_only=True, tag_field="kind", tag="")
 
     @property
     def kind(self) -> str:
-        """``files``, ``elasticsearch``, ``opensearch`` or ``kafka``."""
+        """Return the kind: ``files``, ``elasticsearch``, ``opensearch`` or ``kafka``."""
         return str(self.__struct_config__.tag)
 
 
 class LimitSettings(Section, frozen=True, kw_only=True):
-    """[archive.sink.NAME.limit.LIMIT]: what users or accounts may keep in a files sink.
+    """Retention and quota of users or accounts: ``[archive.sink.NAME.limit.LIMIT]``.
 
-    The oldest scripts go first, as by ``retention_days``. Of several limits each holds.
+    Eviction removes the oldest scripts first, as ``retention_days`` does. If several limits apply,
+    each holds.
 
     Attributes:
-        users: Whose scripts, by the users' names at submit; everybody's if empty.
-        accounts: Only those submitted under these accounts; under any if empty.
-        days: What is older than this is removed; 0 keeps it for ever.
-        max_bytes: Size, in bytes, that is kept of each user, or of each account where
-            ``accounts`` names some; 0 for no limit.
+        users: User names at submit. Default: all users.
+        accounts: Accounts at submit. Default: all accounts.
+        days: Age in days at which scripts are purged; 0 keeps them forever.
+        max_bytes: Quota in bytes of each user, or of each account if ``accounts`` is set; 0 for
+            none.
     """
 
     users: tuple[str, ...] = ()
@@ -48,17 +53,18 @@ class LimitSettings(Section, frozen=True, kw_only=True):
 
 
 class FilesSinkSettings(SinkSettings, frozen=True, kw_only=True, tag="files"):
-    """[archive.sink.NAME] with kind = "files": a directory tree.
+    """Settings of a files sink: ``[archive.sink.NAME]`` with kind = "files".
 
     Attributes:
-        path: The tree's root; ``<state_dir>/archive`` if empty.
-        layout: A preset's name or a template, see docs/archive.md.
-        period: For the preset ``sarchive``: how its directories are cut.
+        path: Root directory of the tree. Default: ``<state_dir>/archive``.
+        layout: Name of a preset, or a template; see docs/archive.md.
+        period: Period of a directory in the preset ``sarchive``.
         groups: Unix groups that may read every file.
-        groups_file: A file with such groups, one a line, as job_archive's -c took it.
-        move_to: A second tree that files are moved on to (a common file system); "" for none.
-        move_after_s: How old a file must be, in seconds, before it is moved on.
-        compress: ``zstd`` compresses what is filed from now on; ``none`` leaves it as it was.
+        groups_file: File with such groups, one per line, as job_archive's option -c.
+        move_to: Second tree, on a common file system, to which files are moved; "" for none.
+        move_after_s: Age in seconds at which a file is moved.
+        compress: ``zstd`` compresses new files; ``none`` stores them as they are. Existing files
+            are not changed.
     """
 
     path: str = ""

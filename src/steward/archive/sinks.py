@@ -1,4 +1,8 @@
-"""Makes the consumer behind each configured sink."""
+"""Sink factory: create the consumer ``archive.NAME`` for a configured sink.
+
+A sink of kind ``files`` becomes a :class:`FilesSink`; every other kind a :class:`RemoteSink` with
+the destination that an extension offers.
+"""
 
 from functools import partial
 
@@ -10,18 +14,18 @@ from steward.core.config import Settings
 from steward.core.incoming import stores_of
 
 Sink = FilesSink | RemoteSink
-"""What archives scripts somewhere."""
+"""Consumer that archives scripts."""
 
 
 def make_sink(settings: Settings, name: str) -> Sink:
-    """The consumer ``archive.<name>``.
+    """Create the consumer ``archive.<name>``.
 
     Args:
         settings: The whole configuration.
-        name: The sink's name in it.
+        name: Name of the sink in the configuration.
 
     Raises:
-        ArchiveError: The sink cannot be as it is configured.
+        ArchiveError: The configuration of the sink is invalid.
         StewardError: No installed package offers its kind.
         SqliteUnavailable: The state directory cannot be used now.
     """

@@ -1,1 +1,1 @@
-"""What is done to a cluster, by people and by rules: operations, and rules that run them."""
+"""Automation: operations that change a cluster, and rules that run them when events arrive."""

@@ -1,8 +1,10 @@
-"""What automation can be asked: its actions, for the registry.
+"""Automation actions (``automation.*``): run, list and describe operations; read the audit log.
 
-Their context is a :class:`steward.automation.actions.AutomationRoom`. What is done to
-a cluster is an operation, see :mod:`steward.automation.operation`; ``automation.run``
-is the one way in to all of them.
+Their context is :class:`AutomationRoom`. ``automation.run`` is the only entry point to operations
+(:mod:`steward.automation.operation`): command line, HTTP API and socket all call it.
+
+The requests and replies come first, then one handler per action, then :data:`ACTIONS`, which
+registers them: ``run``, ``list_``, ``help_`` and ``audit``.
 """
 
 from datetime import datetime
@@ -29,12 +31,12 @@ from steward.slurm.times import parse_time, zone_called
 
 
 class AutomationRoom:
-    """The context of automation's actions; to be used by one thread at a time.
+    """Context of automation's actions. Not thread-safe: use one per thread.
 
     Args:
         settings: The whole configuration.
-        access: Who may see and do what.
-        registry: What other rooms can be asked for.
+        access: Checks what a caller may see and do.
+        registry: All actions, for operations that call actions of other packages.
     """
 
     def __init__(self, settings: Settings, *, access: Access, registry: Registry) -> None:
@@ -44,16 +46,16 @@ class AutomationRoom:
 
 
 class RunRequest(Request, frozen=True, kw_only=True):
-    """automation.run: have something done.
+    """Request of automation.run: run one operation.
 
     Attributes:
         action: The operation's name.
-        parameters: What it is given.
-        cluster: Where; "" where there is only one.
-        dry_run: Whether it only says what it would do.
-        force: Whether reasons and drains of others are overridden.
-        for_user: Whose wish it is, as the asker says; it gives no rights. The audit log and
-            the reasons of nodes name both.
+        parameters: Parameters of the operation, by name.
+        cluster: Cluster to run on; "" if only one is configured.
+        dry_run: Report what would change, and change nothing.
+        force: Override reasons and drains that other people set.
+        for_user: User on whose behalf the caller acts, as the caller states it; it grants no
+            rights. The audit log and node reasons name both.
     """
 
     action: str
@@ -65,19 +67,19 @@ class RunRequest(Request, frozen=True, kw_only=True):
 
 
 class RunAnswer(Answer, frozen=True, kw_only=True):
-    """What became of it.
+    """Reply of automation.run: how the operation ended and what it returned.
 
     Attributes:
-        id: Its number in the audit log; 0 for what changes nothing, or was a dry run.
+        id: Number in the audit log; 0 for a dry run or an operation that changes nothing.
         action: The operation's name.
-        cluster: Where; "" for what is done on none.
+        cluster: Cluster it ran on; "" for an operation without a cluster.
         status: How it ended.
-        parameters: As it was run, with defaults.
-        result: What it gave.
-        message: What went wrong, one line; "" for nothing.
-        dry_run: Whether it only said what it would do.
-        started: When, UTC.
-        ended: When, UTC.
+        parameters: Parameters it ran with, defaults included.
+        result: Result of the operation, as plain JSON.
+        message: Error in one line; "" if none.
+        dry_run: Whether it was a dry run.
+        started: Start time, UTC.
+        ended: End time, UTC.
     """
 
     id: int
@@ -93,31 +95,31 @@ class RunAnswer(Answer, frozen=True, kw_only=True):
 
 
 class ListRequest(Request, frozen=True, kw_only=True):
-    """automation.list: what can be done."""
+    """Request of automation.list: list all operations."""
 
 
 class HelpRequest(Request, frozen=True, kw_only=True):
-    """automation.help: what one operation takes.
+    """Request of automation.help: describe one operation.
 
     Attributes:
-        action: Its name.
+        action: Name of the operation.
     """
 
     action: str
 
 
 class OperationLine(Shape, frozen=True, kw_only=True):
-    """One operation.
+    """Description of one operation in a reply.
 
     Attributes:
-        action: Its name.
+        action: Name of the operation.
         help: One line.
-        gives: One line on its result.
-        right: Who may: ``everyone``, ``owner``, ``operator``, ``administrator``.
+        gives: Its result, in one line.
+        right: Role it requires: ``everyone``, ``owner``, ``operator``, ``administrator``.
         changes: Whether it changes anything.
-        remote: Whether it may be had from other hosts.
-        pack: Whether StackStorm's slurm pack has it.
-        parameters: What it takes.
+        remote: Whether other hosts may call it through the API.
+        pack: Whether StackStorm's slurm pack has the same action.
+        parameters: Its parameters.
     """
 
     action: str
@@ -131,26 +133,26 @@ class OperationLine(Shape, frozen=True, kw_only=True):
 
 
 class ListAnswer(Answer, frozen=True, kw_only=True):
-    """Operations.
+    """Reply with descriptions of operations.
 
     Attributes:
-        actions: They.
+        actions: The operations.
     """
 
     actions: tuple[OperationLine, ...]
 
 
 class AuditRequest(Request, frozen=True, kw_only=True):
-    """automation.audit: what was done, newest first.
+    """Request of automation.audit: list audit log entries, newest first.
 
     Attributes:
-        id: Only the action of this number; 0 for the latest.
-        action: Only these; "" for all.
-        cluster: Only on this cluster; "" for all.
-        since: Only what was begun since; "" for any time.
-        before: Only what was begun before the action of this number; 0 for all.
-        limit: How many at the most.
-        zone: IANA name of the zone that ``since`` is in; "" for the system's.
+        id: Only the entry with this number; 0 for the latest.
+        action: Only this operation; "" for all.
+        cluster: Only this cluster; "" for all.
+        since: Only entries that started at or after this time; "" for any time.
+        before: Only entries with a lower number; 0 for all.
+        limit: Maximum number of entries.
+        zone: IANA time zone of ``since``; "" for the system's zone.
     """
 
     id: int = 0
@@ -163,20 +165,20 @@ class AuditRequest(Request, frozen=True, kw_only=True):
 
 
 class AuditAnswer(Answer, frozen=True, kw_only=True):
-    """What was done.
+    """Reply of automation.audit: audit log entries.
 
     Attributes:
-        actions: Newest first.
+        actions: Entries, newest first.
     """
 
     actions: tuple[AuditRow, ...]
 
 
 def run(room: AutomationRoom, asker: Asker, request: RunRequest) -> RunAnswer:
-    """Have something done.
+    """Run an operation for a caller and return its result.
 
     Raises:
-        StewardError: It cannot be done, or not by this asker; nothing was changed.
+        StewardError: The operation failed or the caller lacks permission; nothing was changed.
     """
     ran = room.runner.run(
         request.action,
@@ -185,7 +187,7 @@ def run(room: AutomationRoom, asker: Asker, request: RunRequest) -> RunAnswer:
         cluster=request.cluster,
         dry_run=request.dry_run,
         force=request.force,
-        # Never the name alone: one speaks over one's own reasons.
+        # Include the caller's own name: whoever is named as speaker may replace their own reasons.
         speaker=f"{asker.user or asker.uid} for {request.for_user}" if request.for_user else "",
     )
     return RunAnswer(
@@ -203,25 +205,25 @@ def run(room: AutomationRoom, asker: Asker, request: RunRequest) -> RunAnswer:
 
 
 def list_(room: AutomationRoom, asker: Asker, request: ListRequest) -> ListAnswer:  # noqa: ARG001 - an action's shape
-    """What can be done."""
+    """Return descriptions of all operations."""
     return ListAnswer(actions=tuple(line(one) for one in operations().values()))
 
 
 def help_(room: AutomationRoom, asker: Asker, request: HelpRequest) -> ListAnswer:  # noqa: ARG001 - an action's shape
-    """What one operation takes.
+    """Return the description of one operation.
 
     Raises:
-        UnknownOperation: There is none of that name.
+        UnknownOperation: No operation has that name.
     """
     return ListAnswer(actions=(line(operation(request.action)),))
 
 
 def audit(room: AutomationRoom, asker: Asker, request: AuditRequest) -> AuditAnswer:
-    """What was done; others than operators are shown what they did themselves.
+    """Return audit log entries: all for operators, a user's own for everybody else.
 
     Raises:
-        AuditUnavailable: It cannot be read.
-        TimeError: ``since`` is no time.
+        AuditUnavailable: The audit log cannot be read.
+        TimeError: ``since`` is not a valid time.
     """
     since: datetime | None = None
     if request.since:
@@ -233,7 +235,7 @@ def audit(room: AutomationRoom, asker: Asker, request: AuditRequest) -> AuditAns
     try:
         log = Audit(room.settings.state_dir, read_only=True)
     except AuditUnavailable:
-        # Nothing was ever done.
+        # The log does not exist yet: nothing has been run.
         return AuditAnswer(actions=())
     try:
         if request.id:
@@ -254,7 +256,7 @@ def audit(room: AutomationRoom, asker: Asker, request: AuditRequest) -> AuditAns
 
 
 def line(one: Operation) -> OperationLine:
-    """An operation, described."""
+    """Describe an operation for a reply."""
     return OperationLine(
         action=one.ref,
         help=one.help,

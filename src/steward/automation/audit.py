@@ -1,9 +1,10 @@
-"""The audit log: who had what done to a cluster, and what became of it.
+"""Audit log of operations: who ran what on which cluster, and how it ended (SQLite).
 
-A row is written before an action changes anything, and another when it has
-ended; no row is ever changed. An action that was begun and has no end says by
-that, that whoever ran it was killed meanwhile. Root and Steward's own user both
-write it: its file belongs to the owner of the state directory.
+:class:`Audit` opens ``audit.db`` in the state directory. ``begin`` writes a row before an operation
+changes anything, ``end`` writes a second row when it has ended; database triggers forbid updates
+and deletes. A row without an end row whose process is gone is reported as ``unfinished``: that
+process was killed. Root and Steward's user both write the file, so it belongs to the owner of the
+state directory.
 """
 
 import os
@@ -27,10 +28,13 @@ from steward.core.sqlite import (
 from steward.core.timestamps import micros, moment
 
 NAME: Final = "audit.db"
+"""File name of the audit log in the state directory."""
 Ending = Literal["succeeded", "failed", "timeout"]
+"""Outcomes that ``end`` records."""
 Status = Literal["succeeded", "failed", "timeout", "running", "unfinished"]
+"""Status of an entry as reported: an outcome, or how an entry without an end row stands."""
 LONGEST_RESULT: Final = 64 * 1024
-"""Bytes of the longest result that is kept; of a longer one that it was left out."""
+"""Maximum size of a stored result, in bytes; a longer result is stored as null."""
 
 _MIGRATIONS: Final = (
     """
@@ -72,18 +76,18 @@ _COLUMNS: Final = (
 
 
 class AuditBegun(msgspec.Struct, frozen=True, kw_only=True):
-    """What is about to be done.
+    """Audit record of an operation that is about to run.
 
     Attributes:
-        at: When, UTC.
-        ref: The operation.
-        cluster: Where.
-        uid: Who asked …
-        user: … by name; "" where the uid has none.
-        how: How they were known: ``socket``, ``local``, ``munge``, ``token``.
-        speaker: For whom a reason speaks.
-        force: Whether others' reasons were to be overridden.
-        parameters: The operation's, with defaults.
+        at: Start time, UTC.
+        ref: Name of the operation.
+        cluster: Cluster it runs on.
+        uid: Uid of the caller.
+        user: Name of the caller; "" if the uid has none.
+        how: How the caller was authenticated: ``socket``, ``local``, ``munge``, ``token``.
+        speaker: Name that signs reasons on nodes and jobs.
+        force: Whether it may override reasons of others.
+        parameters: Parameters of the operation, defaults included.
     """
 
     at: datetime
@@ -98,15 +102,15 @@ class AuditBegun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditRow(AuditBegun, frozen=True, kw_only=True):
-    """One action, as the log has it.
+    """Audit log entry: an operation's start and, once it has ended, its outcome.
 
     Attributes:
-        id: Its number.
-        status: How it ended; ``running`` while whoever runs it does, and ``unfinished`` where
-            that is gone without having told the end.
-        message: What was said at its end; "" for nothing.
-        result: What it gave; None where that was too long, or is not there.
-        ended: When it ended; None for not.
+        id: Number of the entry.
+        status: How it ended; ``running`` while its process lives, ``unfinished`` if that process is
+            gone without recording an end.
+        message: Message at the end; "" if none.
+        result: Result; None if absent or too long to store.
+        ended: End time, UTC; None if it has not ended.
     """
 
     id: int
@@ -117,11 +121,11 @@ class AuditRow(AuditBegun, frozen=True, kw_only=True):
 
 
 class Audit:
-    """The audit log of a state directory; to be used by one thread at a time.
+    """Audit log in a state directory. Not thread-safe: use one per thread.
 
     Args:
         state_dir: Steward's state directory.
-        read_only: Whether nothing is to be written.
+        read_only: Open for reading only.
     """
 
     def __init__(self, state_dir: str, *, read_only: bool = False) -> None:
@@ -134,15 +138,15 @@ class Audit:
                 self._connection = open_database(self._path, _MIGRATIONS)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the database."""
         connection: Connection = self._connection
         connection.close()
 
     def begin(self, begun: AuditBegun) -> int:
-        """Write down, durably, what is about to be done; its number.
+        """Record durably that an operation is about to run, and return its number.
 
         Raises:
-            AuditUnavailable: It cannot be written: then it must not be done.
+            AuditUnavailable: The log cannot be written; the operation must not run.
         """
         row = (
             *(micros(begun.at), begun.ref, begun.cluster, begun.uid, begun.user, begun.how),
@@ -160,10 +164,10 @@ class Audit:
     def end(
         self, number: int, status: Ending, message: str = "", result: Any = None, *, at: datetime
     ) -> None:
-        """Write down how it ended.
+        """Record how an operation ended.
 
         Raises:
-            AuditUnavailable: It cannot be written; it is done all the same.
+            AuditUnavailable: The log cannot be written; the operation has been done nevertheless.
         """
         kept = _json(result)
         kept = kept if len(kept) <= LONGEST_RESULT else "null"
@@ -183,18 +187,18 @@ class Audit:
         cluster: str = "",
         uid: int | None = None,
     ) -> list[AuditRow]:
-        """The latest actions, newest first.
+        """Return the latest entries that match the filters, newest first.
 
         Args:
-            limit: How many at the most.
-            since: Only what was begun since.
-            before: Only actions of a lower number; 0 for all.
-            ref: Only of this operation; "" for all.
-            cluster: Only on this cluster; "" for all.
-            uid: Only what this user asked for; all if None.
+            limit: Maximum number of entries.
+            since: Only entries that started at or after this time.
+            before: Only entries with a lower number; 0 for all.
+            ref: Only this operation; "" for all.
+            cluster: Only this cluster; "" for all.
+            uid: Only entries of this caller; None for all.
 
         Raises:
-            AuditUnavailable: It cannot be read now.
+            AuditUnavailable: The log cannot be read now.
         """
         where: list[str] = ["1"]
         values: list[Any] = []
@@ -211,14 +215,15 @@ class Audit:
         return self._select(" AND ".join(where), (*values, limit))
 
     def row(self, number: int) -> AuditRow | None:
-        """One action; None where there is none of that number.
+        """Return the entry with this number, or None.
 
         Raises:
-            AuditUnavailable: It cannot be read now.
+            AuditUnavailable: The log cannot be read now.
         """
         return next(iter(self._select("begun.id = ?", (number, 1))), None)
 
     def _select(self, where: str, values: tuple[Any, ...]) -> list[AuditRow]:
+        """Read entries that match a WHERE clause, newest first."""
         with _ours(), translated(self._path):
             rows = self._connection.execute(
                 f"SELECT {_COLUMNS} FROM begun LEFT JOIN ended ON ended.id = begun.id "  # noqa: S608 -- values are bound
@@ -245,6 +250,7 @@ def _row(
     message: str | None,
     result: str | None,
 ) -> AuditRow:
+    """Decode a row of ``_COLUMNS``."""
     return AuditRow(
         id=number,
         at=moment(at_us),
@@ -268,26 +274,28 @@ def _json(value: Any) -> str:
 
 
 def _this_process() -> str:
-    """What this process is called for as long as the host is not started anew, and after."""
+    """Return an id of this process that is unique across reboots and reused pids."""
     return f"{_boot()}:{os.getpid()}:{_started(os.getpid())}"
 
 
 def _is_alive(process: str) -> bool:
+    """Return whether the process that began an entry still runs (id of ``_this_process``)."""
     boot, _, rest = process.partition(":")
     pid, _, started = rest.partition(":")
     return boot == _boot() and pid.isdigit() and started == _started(int(pid)) != ""
 
 
 def _boot() -> str:
+    """Return the kernel's boot id."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         return file.read().strip()
 
 
 def _started(pid: int) -> str:
-    """When a process was started, in the kernel's ticks; "" where there is none, or a zombie."""
+    """Return a process's start time in kernel ticks; "" if it does not exist or is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            # The name in brackets may hold anything, brackets and blanks too.
+            # The command name in brackets may contain anything, brackets and blanks included.
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return ""
@@ -296,6 +304,7 @@ def _started(pid: int) -> str:
 
 @contextmanager
 def _ours() -> Iterator[None]:
+    """Convert errors of SQLite to AuditUnavailable."""
     try:
         yield
     except SqliteUnavailable as error:

@@ -1,4 +1,4 @@
-"""What can go wrong in automation."""
+"""Errors of automation: failed operations, wrong parameters, missing permission, bad rules."""
 
 from typing import Any
 
@@ -6,15 +6,15 @@ from steward.core.errors import Missing, Refused, StewardError, Unavailable, Usa
 
 
 class AutomationError(StewardError):
-    """An operation could not be done."""
+    """An operation failed."""
 
 
 class DoneInPart(AutomationError):
-    """Some of it was done and some was not.
+    """An operation succeeded for some targets and failed for others.
 
     Args:
-        what: One line.
-        result: What became of each.
+        what: Error message, one line.
+        result: Outcome per target.
     """
 
     def __init__(self, what: str, result: Any) -> None:
@@ -23,24 +23,24 @@ class DoneInPart(AutomationError):
 
 
 class OutOfTime(AutomationError):
-    """It took longer than it may ([actions] timeout_s); what was begun is not undone."""
+    """An operation exceeded its time limit ([actions] timeout_s); finished parts are not undone."""
 
 
 class AuditUnavailable(Unavailable):
-    """The audit log cannot be written or read now."""
+    """The audit log cannot be read or written now."""
 
 
 class UnknownOperation(UsageError, Missing):
-    """There is no operation of this name."""
+    """No operation has this name."""
 
 
 class WrongParameters(UsageError):
-    """An operation's parameters are not what it takes."""
+    """An operation got unknown, missing or invalid parameters."""
 
 
 class NotYours(Refused):
-    """The asker may not do this, or a reason or a drain is somebody else's."""
+    """The caller lacks permission, or a reason or drain belongs to somebody else."""
 
 
 class RuleError(UsageError):
-    """A rule that cannot be read, or says what makes no sense."""
+    """A rule cannot be parsed or is inconsistent."""

@@ -1,8 +1,11 @@
-"""Whose reason a node shows: somebody's by us, slurmctld's own, or somebody else's.
+"""Node reasons in Slurm: sign Steward's, recognize slurmctld's, protect everybody else's.
 
-What Steward sets ends in ``(steward: SPEAKER)``. The speaker is a person, or a
-rule (``rule node-down``), for which the site speaks and not a person: people may
-replace what a rule said, and rules what another rule said.
+Every reason that Steward sets ends in ``(steward: SPEAKER)``. The speaker is a person or a rule
+(``rule node-down``). A rule speaks for the site: people may replace a rule's reason, and so may
+other rules. Reasons of other people need ``--force``.
+
+First come functions on reason texts (``ours``, ``says``, ``signed_by``, ``is_ours``), then
+functions on node records, which operations call (``reasons_for``, ``need_ours``).
 """
 
 import re
@@ -20,13 +23,17 @@ if TYPE_CHECKING:
 
 
 _SIGNED: Final = re.compile(r"\(steward: ([^()]*)\)\s*\Z")
+"""Signature at the end of a reason set by Steward."""
 _RULE: Final = "rule "
+"""Start of a speaker's name that is a rule."""
 _WAS: Final = "; was: "
+"""Separator before slurmctld's previous reason."""
 _APPENDED: Final = " : "
+"""Separator before what slurmctld appends to a reason."""
 LONGEST: Final = 400
-"""Letters of the longest reason that is given to Slurm."""
+"""Maximum length of a reason given to Slurm, in characters."""
 _SLURM_OWN: Final = re.compile(
-    # As slurmctld writes them itself, alone or with details behind (node_mgr.c, job_mgr.c,
+    # Texts that slurmctld writes itself, alone or followed by details (node_mgr.c, job_mgr.c,
     # ping_nodes.c, power_save.c, and slurmd's req.c through it).
     r"(?:Not responding|Node unexpectedly rebooted|Kill task failed|Prolog error|Epilog error|"
     r"batch job complete failure|Duplicate jobid|ResumeTimeout reached|SlurmdSpoolDir is full|"
@@ -40,15 +47,15 @@ _SLURM_OWN: Final = re.compile(
 
 
 def ours(reason: str, speaker: str, old: str = "") -> str:
-    """A reason as it is given to Slurm: signed, and with what slurmctld said behind it.
+    """Sign a reason for Slurm and append what slurmctld had said before.
 
     Args:
-        reason: Why, as it was given.
-        speaker: Who says so.
-        old: What slurmctld itself said before; "" for nothing.
+        reason: Reason as the caller gave it.
+        speaker: Person or rule that signs it.
+        old: slurmctld's own previous reason; "" if none.
 
     Raises:
-        UsageError: There is no reason.
+        UsageError: The reason is empty.
     """
     text = reason_text(_SIGNED.sub("", reason))
     if not text:
@@ -61,7 +68,7 @@ def ours(reason: str, speaker: str, old: str = "") -> str:
 
 
 def says(shown: str, reason: str, speaker: str) -> bool:
-    """Whether a node shows this reason already, with or without what slurmctld said behind it."""
+    """Return whether a node already shows this reason, with or without slurmctld's own text."""
     wanted = ours(reason, speaker)
     shown = parted(shown)[0]
     text, by = wanted.removesuffix(f" (steward: {signed_by(wanted)})"), signed_by(wanted)
@@ -70,13 +77,13 @@ def says(shown: str, reason: str, speaker: str) -> bool:
 
 
 def signed_by(reason: str) -> str:
-    """Who gave a reason by us; "" where nobody did."""
+    """Return who signed a reason through Steward; "" if nobody did."""
     found = _SIGNED.search(parted(reason)[0])
     return found[1].strip() if found else ""
 
 
 def parted(reason: str) -> tuple[str, str]:
-    """A reason, and what slurmctld itself put behind it since (`` : Not responding``, 23.11)."""
+    """Split a reason from what slurmctld itself appended (`` : Not responding``, Slurm 23.11)."""
     text, behind = reason, ""
     while True:
         before, colon, last = text.rpartition(_APPENDED)
@@ -86,50 +93,55 @@ def parted(reason: str) -> tuple[str, str]:
 
 
 def is_ours(reason: str, speaker: str = "") -> bool:
-    """Whether a reason was given by us, for somebody whom ``speaker`` may speak over.
+    """Return whether a reason was set by Steward and ``speaker`` may replace it.
 
     Args:
-        reason: What the node shows.
-        speaker: Who wants to; "" for anybody.
+        reason: Reason that the node shows.
+        speaker: Person or rule that wants to replace it; "" for anybody.
     """
     by = signed_by(reason)
     return bool(by) and (not speaker or by == speaker or by.startswith(_RULE))
 
 
 def is_slurms(reason: str, is_slurm_user: bool) -> bool:
-    """Whether slurmctld itself gave a reason.
+    """Return whether slurmctld itself set a reason.
 
     Args:
-        reason: What the node shows.
-        is_slurm_user: Whether Slurm says that SlurmUser gave it, as it does of its own.
+        reason: Reason that the node shows.
+        is_slurm_user: Whether Slurm reports SlurmUser as its author, as it does for its own
+            reasons.
     """
     return is_slurm_user and not signed_by(reason) and _SLURM_OWN.match(reason) is not None
 
 
 _OUT_OF_SERVICE: Final = frozenset({"DOWN", "ERROR"})
+"""Node states that are out of service."""
 _OUT_FLAGS: Final = frozenset({"DRAIN", "FAIL"})
+"""Node flags that mean out of service."""
 _LEAVES_SINCE: Final = (23, 2, 0)
+"""First Slurm version in which a resume leaves the reason behind."""
 _LEAVES_UNTIL: Final = (26, 5, 0)
+"""First Slurm version in which it no longer does."""
 
 
 def is_out(node: "NodeRecord") -> bool:
-    """Whether a node is out of service, so that a resume would end that."""
+    """Return whether a node is out of service, that is whether a resume would change it."""
     return node.base in _OUT_OF_SERVICE or bool(_OUT_FLAGS & set(node.flags))
 
 
 def reasons_for(doing: Doing, nodes: "Mapping[str, NodeRecord]", reason: str) -> dict[str, str]:
-    """The reason that each node is to be given.
+    """Compute the reason that each node is to get.
 
     Args:
-        doing: For whom it is, and whether others' reasons are overridden.
-        nodes: The nodes as they are.
-        reason: Why, as it was given.
+        doing: Context of the operation: speaker and ``force``.
+        nodes: Nodes in their present state.
+        reason: Reason as the caller gave it.
 
     Returns:
         By node; with what slurmctld itself, or nobody, had said behind it.
 
     Raises:
-        NotYours: One of them has somebody else's reason.
+        NotYours: A node shows somebody else's reason.
     """
     need_ours(doing, nodes, "change the reason")
     slurm_user = _slurm_user(doing, nodes)
@@ -146,15 +158,15 @@ def reasons_for(doing: Doing, nodes: "Mapping[str, NodeRecord]", reason: str) ->
 
 
 def need_ours(doing: Doing, nodes: "Mapping[str, NodeRecord]", what: str) -> None:
-    """Refuse to touch nodes that somebody else gave a reason for.
+    """Raise NotYours if any of the nodes shows somebody else's reason.
 
     Args:
-        doing: For whom it is, and whether others' reasons are overridden.
-        nodes: The nodes as they are.
-        what: What is to be done to them: ``resume``.
+        doing: Context of the operation: speaker and ``force``.
+        nodes: Nodes in their present state.
+        what: What the operation does, for the message: ``resume``.
 
     Raises:
-        NotYours: One of them is somebody else's.
+        NotYours: A node shows somebody else's reason.
     """
     if doing.force:
         return
@@ -173,7 +185,8 @@ def need_ours(doing: Doing, nodes: "Mapping[str, NodeRecord]", what: str) -> Non
 
 
 def _is_free(doing: Doing, node: "NodeRecord", slurm_user: str) -> bool:
-    # Drained or down without a word: Slurm lets only its own user do that.
+    """Return whether the caller may replace a node's reason."""
+    # Drained or down without a reason: Slurm permits that to SlurmUser only.
     return (
         not node.reason
         or is_ours(node.reason, doing.speaker)
@@ -183,19 +196,19 @@ def _is_free(doing: Doing, node: "NodeRecord", slurm_user: str) -> bool:
 
 
 def _is_slurms(node: "NodeRecord", slurm_user: str) -> bool:
-    """Whether slurmctld itself gave a node's reason."""
+    """Return whether slurmctld itself set a node's reason."""
     return is_slurms(node.reason, node.reason_user == slurm_user)
 
 
 def _is_left(doing: Doing, node: "NodeRecord") -> bool:
-    """Whether a node's reason is one that a resume has left behind."""
+    """Return whether a resume left this reason behind (Slurm 23.02 up to, not including, 26.05)."""
     if not node.reason or is_out(node):
         return False
     return _LEAVES_SINCE <= doing.slurm.version() < _LEAVES_UNTIL
 
 
 def _slurm_user(doing: Doing, nodes: "Mapping[str, NodeRecord]") -> str:
-    """SlurmUser's name, asked for where it matters."""
+    """Return SlurmUser's name; "" if no node shows a reason, which saves the query."""
     if not any(node.reason for node in nodes.values()):
         return ""
     return doing.slurm.config().get("SlurmUser", "").partition("(")[0]

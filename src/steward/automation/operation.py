@@ -1,8 +1,14 @@
-"""What can be done: each operation is described once, for command line, API, rules, pack and docs.
+"""Operations of automation: how one is declared, its parameters parsed, and the list of all.
 
-An operation's parameters are a Struct, whose fields say by ``Annotated`` and
-``msgspec.Meta(description=…)`` what they are for. What it gives back is plain
-JSON, of the shape that StackStorm's slurm pack gives where that has the same one.
+An :class:`Operation` is declared once; command line, API, rules, StackStorm pack and docs derive
+from it. Its parameters are a Struct whose fields carry ``Annotated`` with
+``msgspec.Meta(description=…)``. Its result is plain JSON, in the same form as StackStorm's slurm
+pack where the pack has the same action.
+
+- :class:`Doing` is the context that an operation's function gets
+  (:mod:`steward.automation.runner` implements it).
+- ``parameters_of`` describes parameters, ``read_parameters`` parses them.
+- ``operations`` loads all modules of :mod:`steward.automation.operations`.
 """
 
 import difflib
@@ -27,122 +33,125 @@ if TYPE_CHECKING:
     from steward.slurm.triggers import Triggers
 
 
+# Declaration of operations
+
 Right = Literal["everyone", "owner", "operator", "administrator"]
-"""Who may: everyone who may see it, the job's owner, an operator, or an administrator; each
-of them may what those before may."""
+"""Role that an operation requires: anyone who may see the object, the job's owner, an operator, or
+an administrator. Each role includes those before it.
+"""
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An operation's parameters; a field that it does not have is an error."""
+    """Base class of operation parameters. Unknown fields are errors."""
 
 
 class Doing(Protocol):
-    """What an operation works with: where, for whom, and how far it may go."""
+    """Context of a running operation: cluster, caller, permissions, time limit, Slurm clients."""
 
     cluster: str
     cluster_settings: ClusterSettings
     settings: Settings
     asker: Asker
     speaker: str
-    """Who stands behind a reason: ``alice``, ``rule node-down``."""
+    """Name that signs reasons: ``alice``, ``rule node-down``."""
     dry_run: bool
-    """Whether it only says what it would do: everything is looked at, nothing is changed."""
+    """Whether this is a dry run: everything is checked, nothing is changed."""
     force: bool
-    """Whether reasons and drains of others are overridden."""
+    """Whether reasons and drains of others may be overridden."""
     access: Access
-    """Who may see and do what."""
+    """Checks what the caller may see and do."""
     timeout_s: float
-    """How long it may take altogether, in seconds."""
+    """Time limit of the whole operation, in seconds."""
 
     @property
     def left_s(self) -> float:
-        """Seconds of them that are left."""
+        """Seconds left until the time limit."""
         ...
 
     @property
     def slurm(self) -> "Slurm":
-        """The cluster's Slurm."""
+        """Client of the cluster's Slurm."""
         ...
 
     @property
     def machine(self) -> "Machine":
-        """The cluster's nodes, partitions, reservations and jobs as Slurm shows them."""
+        """Queries of nodes, partitions, reservations and job details."""
         ...
 
     @property
     def changing(self) -> "MachineChanging":
-        """What changes nodes, partitions and reservations."""
+        """Changes to nodes, partitions and reservations."""
         ...
 
     @property
     def jobs(self) -> "Changing":
-        """What changes jobs."""
+        """Changes to jobs."""
         ...
 
     @property
     def triggers(self) -> "Triggers":
-        """What sets and clears triggers."""
+        """Sets and clears Slurm's triggers."""
         ...
 
     def begin(self) -> None:
-        """Say that all was looked at, and that the next thing done changes something.
+        """Mark the end of all checks: the next step changes something.
 
-        It is in the audit log from here on; whatever goes wrong before changes nothing. Called
-        again it sees to it that there is time left.
+        Writes the operation to the audit log, once. An error before this call means that nothing
+        was changed. Later calls only check that time is left.
 
         Raises:
-            OutOfTime: The action has taken as long as it may.
-            AuditUnavailable: Nothing can be written there: then nothing is changed.
+            OutOfTime: The time limit has passed.
+            AuditUnavailable: The audit log cannot be written; nothing may be changed.
         """
         ...
 
     def is_operator(self) -> bool:
-        """Whether the asker may do what operators may."""
+        """Return whether the caller has operator rights."""
         ...
 
     def needs(self, right: Right, owner_uid: int | None = None) -> None:
-        """Let the asker pass who has this right on the cluster.
+        """Check that the caller has this role on the cluster.
 
         Raises:
-            NotYours: The asker has not.
+            NotYours: The caller has not.
         """
         ...
 
     def grant(self, jobs: str, job_id: int, *, restarts: int, released: bool) -> None:
-        """Have the bank's gate decide on a change of a job, as the asker's, before it is sent.
+        """Ask the bank's gate, as the caller, to admit a change of a job before it is sent.
 
         Args:
-            jobs: How Slurm's commands name the job.
-            job_id: Its raw id.
-            restarts: How often it was requeued before the run that the change is for.
-            released: Whether the change lets it start.
+            jobs: The job, as Slurm's commands name it.
+            job_id: Raw job id.
+            restarts: Restart count of the run that the change applies to.
+            released: Whether the change lets the job start.
 
         Raises:
-            BankRefused: The gate rejects it; in the gate's words.
+            BankRefused: The gate rejects the change; the message is the gate's.
         """
         ...
 
     def ask(self, name: str, request: dict[str, Any]) -> Any:
-        """Have another room's action done, such as ``bank.balance``, for the same asker."""
+        """Run an action of another package, such as ``bank.balance``, for the same caller."""
         ...
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that can be done.
+    """Declaration of one operation.
 
     Attributes:
-        ref: Its name, ``slurm.node.drain``.
-        help: One line for people.
-        parameters: The Struct that they are decoded into.
-        gives: One line on its result.
-        run: Does it; gives plain JSON.
-        right: Who may.
-        changes: Whether it changes anything: then it is audited, and takes ``dry_run``.
-        remote: Whether it may be had through the API, from other hosts.
-        pack: Whether it is one of StackStorm's slurm pack.
-        on_cluster: Whether it is done on a cluster, whose Slurm is asked; not a mail.
-        check: Says whether a change is there, for one that was begun and not ended:
-            True, False, or None where that cannot be seen.
+        ref: Name, for example ``slurm.node.drain``.
+        help: One line of help.
+        parameters: Struct that parameters are decoded into.
+        gives: The result, in one line.
+        run: Function that does it and returns plain JSON.
+        right: Role it requires.
+        changes: Whether it changes anything; then it is audited and accepts ``dry_run``.
+        remote: Whether other hosts may call it through the API.
+        pack: Whether StackStorm's slurm pack has the same action.
+        on_cluster: Whether it needs a cluster's Slurm; sending mail does not.
+        check: For an operation that began and did not end: return whether its change took effect;
+            None if that cannot be determined.
     """
 
     ref: str
@@ -158,7 +167,10 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     check: Callable[[Doing, Any], bool | None] | None = None
 
 
+# Description and parsing of parameters
+
 TypeName = Literal["string", "integer", "number", "boolean", "array", "object"]
+"""Type names of JSON Schema."""
 
 _NAMES: Final[tuple[tuple[type[inspect.Type], TypeName], ...]] = (
     (inspect.StrType, "string"),
@@ -171,22 +183,25 @@ _NAMES: Final[tuple[tuple[type[inspect.Type], TypeName], ...]] = (
     (inspect.StructType, "object"),
     (inspect.LiteralType, "string"),
 )
+"""Type name for each kind of type that msgspec distinguishes."""
 _LONGEST_SHOWN: Final = 60
+"""Maximum length of a value in an error message, in characters."""
 _LONGEST_NUMBER: Final = 16
+"""Longer digit strings stay text."""
 
 
 class ParameterDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """One parameter of an operation.
+    """Description of one parameter of an operation.
 
     Attributes:
         name: Its name.
-        type: What it is, as JSON schemas call it.
-        description: What it is for, one line.
+        type: Type, as JSON Schema names it.
+        description: Meaning, one line.
         required: Whether it must be given.
-        default: What it is where it is not given; None for nothing.
-        enum: All that it may be; empty where that cannot be listed.
-        items: Of an array: what its items may be.
-        within: Of an object: what may be in it; empty where anything may.
+        default: Default value; None if there is none.
+        enum: Allowed values; empty if they cannot be listed.
+        items: For an array: types of its items.
+        within: For an object: its fields; empty if any are allowed.
     """
 
     name: str
@@ -200,18 +215,18 @@ class ParameterDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parameters_of(operation: Operation) -> tuple[ParameterDescription, ...]:
-    """What an operation takes, in the order in which it is told."""
+    """Describe an operation's parameters, in the order of declaration."""
     return _described(operation.parameters)
 
 
 def read_parameters(operation: Operation, given: Mapping[str, Any]) -> Parameters:
-    """The parameters that plain values stand for.
+    """Parse plain values into an operation's parameters.
 
-    Where a parameter is no text, a text is read as one would write it on a command
-    line: numbers and truth values in letters, lists by commas, objects as JSON.
+    A text given for a parameter of another type is parsed as on a command line: numbers and truth
+    values in letters, lists separated by commas, objects as JSON.
 
     Raises:
-        WrongParameters: One is unknown, missing, or cannot be read as what it should be.
+        WrongParameters: A parameter is unknown, missing or invalid.
     """
     described = {one.name: one for one in parameters_of(operation)}
     unknown = [name for name in given if name not in described]
@@ -229,26 +244,28 @@ def read_parameters(operation: Operation, given: Mapping[str, Any]) -> Parameter
 
 
 def given_parameters(parameters: Parameters) -> dict[str, Any]:
-    """Parameters as plain values, with the defaults of those that were not given."""
+    """Convert parameters to plain values, with defaults for those not given."""
     found: dict[str, Any] = plain_parameters(parameters)
     return found
 
 
 def plain_parameters(value: Any) -> Any:
-    """A value as it is after it was sent as JSON, so that it is the same wherever it was made."""
+    """Round-trip a value through JSON, so that it is the same wherever it was made."""
     return msgspec.json.decode(msgspec.json.encode(value))
 
 
 def _described(struct: type[msgspec.Struct]) -> tuple[ParameterDescription, ...]:
+    """Describe the fields of a Struct."""
     info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType)
     return tuple(_field(field) for field in info.fields)
 
 
 def _field(field: inspect.Field) -> ParameterDescription:
+    """Describe one field: type, default, allowed values."""
     kind, description = _without_metadata(field.type)
     if isinstance(kind, inspect.UnionType):
-        # What may be left out is described as what it is where it is given.
+        # An optional parameter is described by its type other than None.
         kind = next(one for one in kind.types if not isinstance(one, inspect.NoneType))
         kind, inner = _without_metadata(kind)
         description = description or inner
@@ -266,10 +283,12 @@ def _field(field: inspect.Field) -> ParameterDescription:
 
 
 def _named(kind: inspect.Type) -> TypeName:
+    """Return the JSON Schema name of a type."""
     return next(name for known, name in _NAMES if isinstance(kind, known))
 
 
 def _items(kind: inspect.Type) -> tuple[TypeName, ...]:
+    """Return the item types of an array; empty for other types."""
     if not isinstance(kind, inspect.VarTupleType | inspect.ListType):
         return ()
     item, _ = _without_metadata(kind.item_type)
@@ -278,6 +297,7 @@ def _items(kind: inspect.Type) -> tuple[TypeName, ...]:
 
 
 def _without_metadata(kind: inspect.Type) -> tuple[inspect.Type, str]:
+    """Unwrap ``Annotated`` and return the type with its description."""
     description = ""
     while isinstance(kind, inspect.Metadata):
         description = description or (kind.extra_json_schema or {}).get("description", "")
@@ -286,6 +306,7 @@ def _without_metadata(kind: inspect.Type) -> tuple[inspect.Type, str]:
 
 
 def _default(field: inspect.Field) -> Any:
+    """Return the default value of a field as plain JSON."""
     value = field.default
     if value is NODEFAULT:
         factory: Any = field.default_factory
@@ -294,12 +315,14 @@ def _default(field: inspect.Field) -> Any:
 
 
 def _is_missing(one: ParameterDescription, given: Mapping[str, Any]) -> bool:
+    """Return whether a required parameter is absent or blank."""
     value = given.get(one.name)
-    # A list of nodes that is but a blank must not be taken for all of them.
+    # A blank node list must not be taken for all nodes.
     return value is None or (isinstance(value, str) and not value.strip())
 
 
 def _value(ref: str, one: ParameterDescription, value: Any) -> Any:
+    """Convert a given value towards the parameter's type."""
     if one.type == "string":
         return _item(one, value)
     if isinstance(value, str):
@@ -310,6 +333,7 @@ def _value(ref: str, one: ParameterDescription, value: Any) -> Any:
 
 
 def _from_text(ref: str, one: ParameterDescription, text: str) -> Any:
+    """Convert a text to the parameter's type, as on a command line."""
     if one.type == "boolean":
         return _truth(ref, one.name, text)
     if one.type == "array" and not text.startswith("["):
@@ -320,7 +344,7 @@ def _from_text(ref: str, one: ParameterDescription, text: str) -> Any:
 
 
 def _item(one: ParameterDescription, item: Any) -> Any:
-    """A number where it is written as one and may be one, else a text."""
+    """Return an integer if the text is one and the array allows integers, else text."""
     if isinstance(item, str) and "integer" in one.items:
         is_number = item.isascii() and item.isdigit() and len(item) < _LONGEST_NUMBER
         return int(item) if is_number and str(int(item)) == item else item
@@ -330,6 +354,7 @@ def _item(one: ParameterDescription, item: Any) -> Any:
 
 
 def _truth(ref: str, name: str, text: str) -> bool:
+    """Parse a truth value."""
     if text.lower() in ("true", "yes", "on", "1"):
         return True
     if text.lower() in ("false", "no", "off", "0"):
@@ -338,6 +363,7 @@ def _truth(ref: str, name: str, text: str) -> bool:
 
 
 def _from_json(ref: str, one: ParameterDescription, text: str) -> Any:
+    """Parse JSON and check that it is an object or array as declared."""
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -352,6 +378,7 @@ def _from_json(ref: str, one: ParameterDescription, text: str) -> Any:
 
 
 def _unknown(ref: str, name: str, known: Iterable[str]) -> str:
+    """Explain an unknown parameter and suggest the nearest name."""
     names = list(known)
     near = difflib.get_close_matches(name, names, 1)
     hint = f"is it {near[0]}?" if near else f"it takes {', '.join(names) or 'none'}"
@@ -359,17 +386,21 @@ def _unknown(ref: str, name: str, known: Iterable[str]) -> str:
 
 
 def _short(text: str) -> str:
+    """Quote a text for an error message, shortened."""
     return repr(text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 3] + "...")
 
+
+# List of operations
 
 _WHERE: Final = (
     *("cluster", "jobs", "job_changes", "nodes", "triggers", "bank", "notifications", "programs"),
 )
+"""Modules of ``steward.automation.operations`` that declare operations."""
 
 
 @cache
 def operations() -> dict[str, Operation]:
-    """All of them, those of StackStorm's pack first."""
+    """Return all operations by name, those of StackStorm's pack first."""
     found: list[Operation] = []
     for name in _WHERE:
         module = importlib.import_module(f"steward.automation.operations.{name}")
@@ -379,10 +410,10 @@ def operations() -> dict[str, Operation]:
 
 
 def operation(ref: str) -> Operation:
-    """The operation of that name.
+    """Return the operation with this name.
 
     Raises:
-        UnknownOperation: There is none.
+        UnknownOperation: No operation has that name.
     """
     known = operations()
     if ref in known:

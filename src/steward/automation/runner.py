@@ -1,4 +1,10 @@
-"""What one run of an operation works with: its cluster, its asker, and how far it may go."""
+"""Runner of operations: checks rights, parses parameters, runs, audits and times out.
+
+:class:`Runner` is the only way to run an operation; the automation actions and the rules call it.
+For each run it creates a :class:`Work`, the context that the operation's function gets, and a
+``_Recorder``, which writes the audit log when the operation begins to change something and when it
+ends. :class:`Ran` is the outcome.
+"""
 
 import logging
 import time
@@ -41,23 +47,27 @@ _SAY: Final[dict[Right, str]] = {
     "operator": "operators",
     "administrator": "administrators",
 }
+"""Who has each role, for error messages."""
+
+
+# Context of a run
 
 
 class Work:
-    """One run of an operation, see :class:`steward.automation.operation.Doing`.
+    """Context of one run of an operation; implements :class:`steward.automation.operation.Doing`.
 
     Args:
-        ref: The operation.
+        ref: Name of the operation.
         settings: The whole configuration.
-        access: Who may see and do what.
-        registry: What other rooms can be asked for.
-        asker: Who wants it.
-        cluster: Where; "" for what is done on none.
-        speaker: For whom a reason speaks.
-        dry_run: Whether it only says what it would do.
-        force: Whether others' reasons are overridden.
-        timeout_s: How long it may take, in seconds.
-        began: Called once, right before anything is changed.
+        access: Checks what a caller may see and do.
+        registry: All actions, for operations that call other packages.
+        asker: The caller.
+        cluster: Cluster to work on; "" for an operation without a cluster.
+        speaker: Name that signs reasons.
+        dry_run: Whether it only reports what it would do.
+        force: Whether it may override reasons of others.
+        timeout_s: Time limit, in seconds.
+        began: Called once, right before the first change.
     """
 
     def __init__(
@@ -89,56 +99,56 @@ class Work:
         self._began = began
         self._has_begun = False
         known = settings.cluster.get(cluster, ClusterSettings())
-        # A command that hangs must not take longer than the whole action may.
+        # A hanging command must not exceed the time limit of the whole operation.
         least_s = min(known.command_timeout_s, timeout_s)
         self.cluster_settings = msgspec.structs.replace(known, command_timeout_s=least_s)
 
     @cached_property
     def slurm(self) -> "Slurm":
-        """The cluster's Slurm."""
+        """Client of the cluster's Slurm."""
         from steward.slurm import Slurm
 
         return Slurm(self.cluster, self.cluster_settings)
 
     @cached_property
     def machine(self) -> "Machine":
-        """Its nodes, partitions, reservations and jobs as Slurm shows them."""
+        """Queries of nodes, partitions, reservations and job details."""
         from steward.slurm.cluster import Machine
 
         return Machine(self.cluster, self.cluster_settings)
 
     @cached_property
     def changing(self) -> "MachineChanging":
-        """What changes nodes, partitions and reservations."""
+        """Changes to nodes, partitions and reservations."""
         from steward.slurm.cluster_changes import MachineChanging
 
         return MachineChanging(self.cluster, self.cluster_settings)
 
     @cached_property
     def jobs(self) -> "Changing":
-        """What changes jobs."""
+        """Changes to jobs."""
         from steward.slurm.job_changes import Changing
 
         return Changing(self.cluster, self.cluster_settings)
 
     @cached_property
     def triggers(self) -> "Triggers":
-        """What sets and clears triggers."""
+        """Sets and clears Slurm's triggers."""
         from steward.slurm.triggers import Triggers
 
         return Triggers(self.cluster, self.cluster_settings)
 
     @property
     def left_s(self) -> float:
-        """Seconds that it may still take; 0 for none."""
+        """Seconds left until the time limit, at least 0."""
         return max(0.0, self._until - time.monotonic())
 
     def begin(self) -> None:
-        """Say that the next thing done changes something, see ``Doing.begin``.
+        """Mark the end of all checks, see ``Doing.begin``.
 
         Raises:
-            OutOfTime: There is no time left.
-            AuditUnavailable: It cannot be written down first.
+            OutOfTime: The time limit has passed.
+            AuditUnavailable: The audit log cannot be written first.
         """
         assert not self.dry_run, f"{self.ref} changes something in a dry run"
         if self.left_s <= 0:
@@ -148,27 +158,27 @@ class Work:
             self._began()
 
     def needs(self, right: Right, owner_uid: int | None = None) -> None:
-        """Let the asker pass who has this right on the cluster.
+        """Check that the caller has this role on the cluster.
 
         Raises:
-            NotYours: The asker has not.
+            NotYours: The caller has not.
         """
         if not self._has(right, owner_uid):
             where = f" of {self.cluster}" if self.cluster else ""
             raise NotYours(f"{self.ref} is for {_SAY[right]}{where}", self.asker.user)
 
     def is_operator(self) -> bool:
-        """Whether the asker may do what operators may."""
+        """Return whether the caller has operator rights."""
         return self._has("operator")
 
     def grant(self, jobs: str, job_id: int, *, restarts: int, released: bool) -> None:
-        """Have the gate decide on a change as the asker's, see ``Doing.grant``.
+        """Ask the gate, as the caller, to admit a change of a job, see ``Doing.grant``.
 
-        slurmctld knows SlurmUser alone, as whom the change is sent. Where the gate is away, its
-        outage policy applies.
+        slurmctld sees only SlurmUser, as whom Steward sends the change. If the gate is unavailable,
+        its outage policy applies.
 
         Raises:
-            BankRefused: The gate rejects it, or is away while its policy is to deny.
+            BankRefused: The gate rejects it, or is unavailable and its policy is to deny.
         """
         if not self.settings.bank.enabled:
             return
@@ -191,16 +201,17 @@ class Work:
             raise BankRefused(said.say, jobs)
 
     def ask(self, name: str, request: dict[str, Any]) -> Any:
-        """Have another room's action done for the same asker: its answer.
+        """Run an action of another package for the same caller and return its reply.
 
         Raises:
-            StewardError: Whatever that refuses or cannot do.
+            StewardError: The action's own error.
         """
         decoded = self._registry.decode(name, request)
         return self._registry.call(name, self.asker, decoded)
 
     def _has(self, right: Right, owner_uid: int | None = None) -> bool:
-        # What is done on no cluster is for those who may do it on each.
+        """Return whether the caller has a role on the cluster, or owns the job."""
+        # An operation without a cluster requires the role on every cluster.
         clusters = [self.cluster] if self.cluster else (list(self.settings.cluster) or [""])
         if right == "everyone":
             return True
@@ -211,26 +222,30 @@ class Work:
         return all(self.access.is_operator(self.asker, name) for name in clusters)
 
 
+# Runner
+
 log = logging.getLogger(__name__)
 
 _FROM_ELSEWHERE: Final = frozenset({"munge", "token", "session"})
+"""Authentication methods of callers on other hosts."""
 _LONGEST_SPEAKER: Final = 64
+"""Maximum length of a signing name, in characters."""
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of an operation.
+    """Outcome of an operation.
 
     Attributes:
-        id: Its number in the audit log; 0 for what changes nothing, or was a dry run.
-        ref: The operation.
-        cluster: Where; "" for what is done on none.
+        id: Number in the audit log; 0 for a dry run or an operation that changes nothing.
+        ref: Name of the operation.
+        cluster: Cluster it ran on; "" for an operation without a cluster.
         status: How it ended.
-        parameters: As it was run, with defaults.
-        result: What it gave, plain JSON.
-        message: What went wrong, one line; "" for nothing.
-        dry_run: Whether it only said what it would do.
-        started: When, UTC.
-        ended: When, UTC.
+        parameters: Parameters it ran with, defaults included.
+        result: Result, plain JSON.
+        message: Error in one line; "" if none.
+        dry_run: Whether it was a dry run.
+        started: Start time, UTC.
+        ended: End time, UTC.
     """
 
     id: int = 0
@@ -250,8 +265,8 @@ class Runner:
 
     Args:
         settings: The whole configuration.
-        access: Who may see and do what.
-        registry: What other rooms can be asked for.
+        access: Checks what a caller may see and do.
+        registry: All actions, for operations that call other packages.
     """
 
     def __init__(self, settings: Settings, access: Access, registry: Registry) -> None:
@@ -275,23 +290,23 @@ class Runner:
         """Run an operation.
 
         Args:
-            ref: Its name.
-            parameters: What it is given, see :func:`steward.automation.operation.read_parameters`.
-            asker: Who wants it.
-            cluster: Where; "" where there is only one.
-            dry_run: Whether it only says what it would do.
-            force: Whether reasons and drains of others are overridden.
-            speaker: For whom a reason speaks; the asker if "".
-            timeout_s: How long it may take, in seconds; the configuration's if None.
+            ref: Name of the operation.
+            parameters: Parameters, see :func:`steward.automation.operation.read_parameters`.
+            asker: The caller.
+            cluster: Cluster to run on; "" if only one is configured.
+            dry_run: Report what would change, and change nothing.
+            force: Override reasons and drains that other people set.
+            speaker: Name that signs reasons; the caller if "".
+            timeout_s: Time limit in seconds; None for the configured one.
 
         Returns:
             What became of it, also where it went wrong after something may have been changed.
 
         Raises:
-            UnknownOperation: There is no such operation.
-            WrongParameters: The parameters are not what it takes.
-            NotYours: The asker may not.
-            StewardError: Whatever else stood against it; nothing was changed.
+            UnknownOperation: No operation has this name.
+            WrongParameters: The parameters are invalid.
+            NotYours: The caller lacks permission.
+            StewardError: Any other error before the first change; nothing was changed.
         """
         called, decoded = self._prepared(ref, parameters, asker)
         recorder = _Recorder(self, called, decoded, asker, force)
@@ -315,13 +330,13 @@ class Runner:
         cluster: str = "",
         speaker: str = "",
     ) -> bool | None:
-        """Whether the change is there that an operation was to make.
+        """Return whether the change that an operation was to make is in effect.
 
         Returns:
-            None where that cannot be seen.
+            None if that cannot be determined.
 
         Raises:
-            StewardError: It cannot be asked now, or the parameters are wrong.
+            StewardError: Slurm cannot be queried now, or the parameters are invalid.
         """
         called, decoded = self._prepared(ref, parameters, asker)
         if called.check is None:
@@ -330,14 +345,14 @@ class Runner:
         return called.check(work, decoded)
 
     def close(self) -> None:
-        """Let go of the audit log."""
+        """Close the audit log."""
         if self._audit is not None:
             self._audit.close()
             self._audit = None
 
     @property
     def audit(self) -> Audit:
-        """The audit log, for writing.
+        """Audit log, open for writing.
 
         Raises:
             AuditUnavailable: It cannot be opened now.
@@ -349,6 +364,7 @@ class Runner:
     def _prepared(
         self, ref: str, parameters: Mapping[str, Any], asker: Asker
     ) -> tuple[Operation, Parameters]:
+        """Find the operation and parse its parameters; reject remote calls if local only."""
         called = operation_called(ref)
         if not called.remote and asker.how in _FROM_ELSEWHERE:
             raise NotYours(f"{ref} is not to be had from other hosts", asker.user)
@@ -366,6 +382,7 @@ class Runner:
         force: bool,
         recorder: "_Recorder | None" = None,
     ) -> Work:
+        """Create the context of a run."""
         return Work(
             *(called.ref, self._settings, self._access, self._registry, asker),
             self._cluster(called, cluster),
@@ -377,10 +394,10 @@ class Runner:
         )
 
     def _cluster(self, called: Operation, named: str) -> str:
-        """The cluster that is meant.
+        """Resolve the cluster to run on.
 
         Raises:
-            WrongParameters: There is no such one, or none is named of several.
+            WrongParameters: The cluster is unknown, or none is named of several.
         """
         known = self._settings.cluster
         if not called.on_cluster:
@@ -398,7 +415,7 @@ class Runner:
 
 
 class _Recorder:
-    """One run: what is written of it, and what is told at its end."""
+    """Runs one operation and writes its start and end to the audit log."""
 
     def __init__(
         self, runner: Runner, called: Operation, parameters: Parameters, asker: Asker, force: bool
@@ -413,6 +430,7 @@ class _Recorder:
         self._id = 0
 
     def begin(self) -> None:
+        """Write the start of the operation to the audit log."""
         self._id = self._runner.audit.begin(
             AuditBegun(
                 at=self._started,
@@ -428,7 +446,7 @@ class _Recorder:
         )
 
     def ran(self) -> Ran:
-        """Run it, and write down how it ended."""
+        """Run the operation and record how it ended."""
         try:
             result = self._called.run(self.work, self._parameters)
         except StewardError as error:
@@ -440,11 +458,12 @@ class _Recorder:
                 self._ended("failed", f"{type(error).__name__}: {error}", None)
             raise
         if self._called.changes and not self.work.dry_run and not self._id:
-            # There was nothing left to be changed; that it was asked for is told all the same.
+            # Nothing had to be changed; the request is recorded nevertheless.
             self.begin()
         return self._ended("succeeded", "", result)
 
     def _failed(self, error: StewardError) -> Ran:
+        """Record a failure after the operation began; a time-out if its time was used up."""
         timed_out = isinstance(error, OutOfTime) or (
             isinstance(error, SlurmUnavailable) and self.work.left_s <= 0
         )
@@ -452,12 +471,14 @@ class _Recorder:
         return self._ended("timeout" if timed_out else "failed", str(error), result)
 
     def _ended(self, status: Ending, message: str, result: Any) -> Ran:
+        """Record the end and return the outcome."""
         ended = utc_now()
         if self._id:
             try:
                 self._runner.audit.end(self._id, status, message, result, at=ended)
             except StewardError as error:
-                # It is done: whoever asked must be told how, and the log shows it without an end.
+                # The change is made: the caller must get the result, and the log shows it without
+                # an end.
                 log.error("the end of action %d is not in the audit log: %s", self._id, error)
         return Ran(
             id=self._id,

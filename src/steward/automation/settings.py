@@ -1,4 +1,4 @@
-"""The settings of automation: the sensor that looks at nodes, what actions may do, and rules."""
+"""Settings of automation: sections ``[actions]`` and ``[rules]`` of the configuration."""
 
 import msgspec
 
@@ -6,13 +6,13 @@ from steward.core.section import Section
 
 
 class ActionsSettings(Section, frozen=True, kw_only=True):
-    """[actions]: what ``steward action run`` and rules may do.
+    """[actions]: limits and targets of operations that people and rules run.
 
     Attributes:
-        programs_file: A file that is root's and that nobody else can write: the absolute paths
-            of the programs that local.command and slurm.trigger.set may name, a line each.
-        webhooks: URLs that notify.webhook may post to; by their names.
-        timeout_s: How long an action may take, in seconds.
+        programs_file: File owned and writable by root alone: absolute paths of the programs that
+            local.command and slurm.trigger.set may name, one per line.
+        webhooks: URLs that notify.webhook may post to, by name.
+        timeout_s: Time limit of an action, in seconds.
     """
 
     programs_file: str = "/etc/steward/programs"
@@ -21,16 +21,16 @@ class ActionsSettings(Section, frozen=True, kw_only=True):
 
 
 class RulesSettings(Section, frozen=True, kw_only=True):
-    """[rules]: what is done about events.
+    """[rules]: automation rules.
 
     Attributes:
-        enabled: Whether rules are run at all.
-        directories: Where rules are: every ``*.yaml`` in them is one.
-        shipped: Whether the rules that come with Steward are run where they are enabled.
-        dry_run: Whether every rule's action is only described.
-        most_nodes_percent: Share of a cluster's nodes, in percent, that all rules together
-            may take away; a rule may have a lower one of its own.
-        history_days: How long executions are kept in the history, in days.
+        enabled: Whether rules run.
+        directories: Directories of rule files; every ``*.yaml`` in them is a rule.
+        shipped: Whether rules shipped with Steward run if they are enabled.
+        dry_run: Whether actions of all rules only report what they would do.
+        most_nodes_percent: Maximum share of a cluster's nodes, in percent, that all rules together
+            may take away; a rule may set a lower share for itself.
+        history_days: Retention of executions in the history, in days.
     """
 
     enabled: bool = False

@@ -1,1 +1,1 @@
-"""Service units: what jobs may cost, what they did cost, and the ledger that proves it."""
+"""Bank: charge jobs in service units (SU), reserve SU at submission, and keep the ledger."""

@@ -1,4 +1,13 @@
-"""What a run, or a piece of one, is charged for: from Slurm's record of it."""
+"""Billing: compute the charge of a finished run from Slurm's record of it.
+
+:func:`charge_of` is the entry point. It finds the rate, derives the TRES and seconds to charge
+(:func:`use_of`, :func:`allocated`) and prices them. A resized run is charged in pieces, one per
+size. :func:`charged_before` and :func:`same_as` match a run with its earlier charge, so that no
+run is charged twice. :func:`frees` and :func:`is_final` tell what happens to the SU hold.
+:func:`uncounted` finds TRES that rates weigh but Slurm does not track.
+
+Called by the bank's consumer, reconciliation, backfill and ``steward bank explain``.
+"""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,10 +32,10 @@ from steward.slurm.times import zone_called
 from steward.slurm.tres import kind_of, parse_tres, requested_kinds
 
 ALONE: Final = "NO"
-"""A record's word for a job that has its nodes to itself."""
+"""Slurm's OverSubscribe value of a job that has its nodes to itself."""
 
 _LOOK_S: Final = 75
-"""A minute until slurmctld looks at limits, and what its clock and its messages take."""
+"""A minute until slurmctld checks time limits, plus clock difference and message delay."""
 
 
 def use_of(
@@ -42,24 +51,24 @@ def use_of(
     amounts: Mapping[str, int] | None = None,
     whole: bool | None = None,
 ) -> Use:
-    """What is charged for.
+    """Derive the resource use to charge: TRES, start, seconds, QOS and state.
 
-    Suspended time is left out unless [bank] suspended says otherwise; so is time past the
-    time limit, as far as Slurm lets jobs run past it, unless over_limit does. Where nodes
-    are charged whole, their TRES are what is configured, whatever the job was given.
+    Suspended time is not charged unless [bank] suspended says otherwise. Neither is time past the
+    time limit, as far as Slurm lets jobs overrun it, unless over_limit says so. Nodes that are
+    charged whole count with their configured TRES, whatever the job was allocated.
 
     Args:
-        record: Slurm's record of the run, or of the piece.
-        rate: What it is charged by: it may charge whole nodes.
-        picture: The cluster; None where it is not known, then nodes are not made whole.
-        settings: [bank].
-        begin: When the piece began; the run's start if None.
-        end: When the piece ended; the run's end if None.
-        suspended_s: Seconds of the piece that it was suspended; those of the record if None.
-        held: TRES of the job's hold, in place of what Slurm does not count for any job
-            (AccountingStorageTRES lacks it); what nobody held is as the job asked for it.
-        amounts: The TRES, where they were told before; see :func:`allocated` if None.
-        whole: Whether its nodes are charged whole; see :func:`is_whole` if None.
+        record: Slurm's record of the run or piece.
+        rate: Its rate, which may charge whole nodes.
+        picture: The cluster model; None if unknown, then nodes are not charged whole.
+        settings: The settings [bank].
+        begin: Start of the piece; None for the run's start.
+        end: End of the piece; None for the run's end.
+        suspended_s: Seconds the piece was suspended; None for those of the record.
+        held: TRES of the job's hold, used for TRES that Slurm does not count for any job
+            (not in AccountingStorageTRES); without a hold, the requested amount counts.
+        amounts: The TRES, if charged before; None to derive them, see :func:`allocated`.
+        whole: Whether nodes are charged whole; None to derive it, see :func:`is_whole`.
     """
     start = record.start
     state = record.state.partition(" ")[0].rstrip("+").upper()
@@ -79,7 +88,7 @@ def use_of(
 def allocated(
     record: JobRecord, picture: Picture | None, held: Mapping[str, int], *, whole: bool
 ) -> dict[str, int]:
-    """The TRES that a run has, as they are charged: its nodes' own if it has them whole."""
+    """Return the TRES to charge for a run; its nodes' configured TRES if charged whole."""
     found = parse_tres(record.tres_allocated)
     if "cpu" not in found and record.cpus and found:
         found["cpu"] = record.cpus
@@ -97,7 +106,7 @@ def allocated(
 
 
 def _add_asked(found: dict[str, int], record: JobRecord, picture: Picture) -> None:
-    """Count what Slurm does not, and nobody held, as the job asked for it."""
+    """Add requested TRES that Slurm does not count and no hold covers."""
     asked = requested_kinds(record)
     known = {kind_of(name) for name in found}
     for name, amount in asked.items():
@@ -109,7 +118,7 @@ def _add_asked(found: dict[str, int], record: JobRecord, picture: Picture) -> No
 
 
 def untracked(rate: Rate, picture: Picture) -> list[str]:
-    """TRES that a rate weighs and AllocTRES cannot show: what jobs use of them is not seen."""
+    """List TRES that a rate weighs but AllocTRES lacks: jobs' use of them is invisible."""
     return [
         name
         for name, weight in rate.weights.items()
@@ -125,14 +134,15 @@ def _seconds(
     last: datetime,
     suspended_s: int,
 ) -> int:
+    """Return the seconds to charge; suspended time and overrun count only as configured."""
     start = record.start or first
     part = settings.partition.get(record.partition)
     rule = (part.over_limit if part else None) or settings.over_limit
     if rule == "free" and record.time_limit_s is not None:
-        # A suspended job's limit is put off by as long as it was suspended.
+        # Slurm extends the time limit of a suspended job by the suspended time.
         allowed_s = record.time_limit_s + (record.suspended_s or 0)
         ran_s = (max(last, record.end or last) - start).total_seconds()
-        # Users may lower a running job's limit: what ran on for longer did not run into it.
+        # Users may lower a running job's limit: a longer run did not overrun the old limit.
         if ran_s <= allowed_s + _grace_s(record, picture):
             last = min(last, start + timedelta(seconds=allowed_s))
     seconds = int((last - first).total_seconds())
@@ -140,11 +150,11 @@ def _seconds(
 
 
 def _grace_s(record: JobRecord, picture: Picture | None) -> int:
-    """How long past its limit Slurm ends a job at the latest.
+    """Return how many seconds past its limit Slurm ends a job at the latest.
 
-    That is OverTimeLimit, up to a minute until slurmctld looks (it does so each half), and
-    KillWait: see slurm.conf(5). Where OverTimeLimit is UNLIMITED Slurm ends none, so that
-    what ran on for longer than the rest was meant to, and none of it is free.
+    This is OverTimeLimit, plus up to a minute until slurmctld checks (it does every 30 s), plus
+    KillWait: see slurm.conf(5). With OverTimeLimit UNLIMITED Slurm ends no job. A run that went
+    on for longer than the other two was then meant to, and none of that time is free.
     """
     if picture is None:
         return _LOOK_S + KILL_WAIT_S
@@ -154,7 +164,7 @@ def _grace_s(record: JobRecord, picture: Picture | None) -> int:
 
 
 def is_whole(record: JobRecord, rate: Rate, picture: Picture | None) -> bool:
-    """Whether a run's nodes are charged whole, by its rate, its request and the cluster."""
+    """Return True if a run's nodes are charged whole, by rate, request or cluster settings."""
     if picture is None:
         return False
     part = picture.partitions.get(record.partition)
@@ -167,7 +177,7 @@ def is_whole(record: JobRecord, rate: Rate, picture: Picture | None) -> bool:
 
 
 def _of_nodes(nodelist: str, picture: Picture) -> dict[str, int]:
-    """What the nodes of a list have altogether, as far as they are known."""
+    """Sum the configured TRES of the nodes in a list, as far as known."""
     from steward.slurm.nodelists import expand
 
     shapes = _by_node(picture)
@@ -175,7 +185,7 @@ def _of_nodes(nodelist: str, picture: Picture) -> dict[str, int]:
     try:
         names = expand(nodelist)
     except StewardError:
-        # Of a list that cannot be read the allocation's own TRES are what is known.
+        # For an unreadable node list, only the allocation's own TRES are known.
         return {}
     for name in names:
         shape = shapes.get(name)
@@ -187,11 +197,11 @@ def _of_nodes(nodelist: str, picture: Picture) -> dict[str, int]:
 
 
 _nodes: Final[dict[str, tuple[Picture, dict[str, NodeShape]]]] = {}
-"""Of each cluster the picture that was asked of last, with the shapes of its nodes."""
+"""By cluster: the model used last, with the shape of each of its nodes (a cache)."""
 
 
 def _by_node(picture: Picture) -> dict[str, NodeShape]:
-    """The shape of each node."""
+    """Return the shape of each node, by name."""
     known = _nodes.get(picture.cluster)
     if known is None or known[0] is not picture:
         from steward.slurm.nodelists import expand
@@ -204,16 +214,17 @@ def _by_node(picture: Picture) -> dict[str, NodeShape]:
 
 
 _BYTES: Final = 9
+"""Length of each digest in a fingerprint, in bytes."""
 
 
 def facts_of(fact: RunFact, begin: datetime, end: datetime, paid: int) -> str:
-    """Two digests with a dot between: of what the run was given, and of everything else.
+    """Fingerprint a run: digest of its allocation, dot, digest of everything else.
 
     Args:
-        fact: The run, or the piece of one.
-        begin: When what is charged for began.
-        end: When it ended.
-        paid: What the run's former sizes cost, micro-SU.
+        fact: The run or piece.
+        begin: Start of the charged time.
+        end: End of the charged time.
+        paid: Charges of the run's former sizes, in micro-SU.
     """
     record = fact.record
     given = (
@@ -241,7 +252,7 @@ def facts_of(fact: RunFact, begin: datetime, end: datetime, paid: int) -> str:
 
 
 def as_allocated(before: Charge | None, facts: str) -> dict[str, int] | None:
-    """The TRES that were charged before, if the record says the same of them; else None."""
+    """Return the TRES charged before if the record's allocation is unchanged, else None."""
     if before is None or before.use is None or not before.facts:
         return None
     return before.use.tres if before.facts.partition(".")[0] == facts.partition(".")[0] else None
@@ -252,22 +263,23 @@ def _digest(of: tuple[object, ...]) -> str:
 
 
 REVOKED: Final = frozenset({"REVOKED", "REQUEUE_FED"})
-"""Ends of a federated job's copies that another cluster ran."""
+"""End states of federated jobs' copies that another cluster ran."""
 
 AGAIN: Final = frozenset({"REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
-"""Ends of a run that another one follows: its hold stays."""
+"""End states of a run that another run follows: its hold stays."""
 
 _SAME_S: Final = 2
+"""Largest difference of two start times of the same run, in seconds."""
 
 
 class Pricing(msgspec.Struct, frozen=True, kw_only=True):
-    """What a charge is reckoned by.
+    """Inputs of charges: settings, rates, cluster model and time zone.
 
     Attributes:
         settings: The bank's settings.
-        rates: Every rate there is.
-        picture: The cluster as it was seen last; None if it was not seen yet.
-        zone: IANA name of the cluster's zone; "" for the host's.
+        rates: All rates.
+        picture: The cluster model from the last query; None before the first.
+        zone: IANA time zone of the cluster; "" for the host's.
     """
 
     settings: BankSettings
@@ -277,9 +289,9 @@ class Pricing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_charged(fact: RunFact) -> bool:
-    """Whether a run, or a piece of one, is to be charged once it is over.
+    """Return True if a run or piece is to be charged once it is over.
 
-    What an import of another's books tells is not: a backfill charges that where it is asked to.
+    Runs imported from other systems are not; a backfill charges them on request.
     """
     if fact.source or fact.record.start is None:
         return False
@@ -298,28 +310,28 @@ def charge_of(
     seen_at: datetime | None = None,
     why: str = "",
 ) -> Charge | None:
-    """What a run that is over is charged.
+    """Compute the charge of a finished run.
 
-    What was charged already stays as it is while Slurm's record says the same, whatever
-    has become of the cluster and the settings since; where the record says something else,
-    it is still by the same rate, and whole nodes stay whole nodes.
+    An earlier charge stays unchanged while Slurm's record is unchanged, even if cluster or
+    settings have changed. If the record changed, the same rate applies, and whole nodes stay
+    whole nodes.
 
     Args:
         cluster: The cluster's name.
-        fact: The run, or the piece of one.
-        pricing: What it is reckoned by.
-        pieces: The charges of the run's former sizes.
+        fact: The run or piece.
+        pricing: Settings, rates and cluster model.
+        pieces: Charges of the run's former sizes.
         hold: The hold that covers it.
-        held: TRES that Slurm does not count for any job, as they are known; the hold's if None.
-        before: What it was charged; None for nothing yet.
-        seen_at: When it was found to be over, where nobody told when it ended.
-        why: Why it is charged now; what the fact says if "".
+        held: TRES that Slurm does not count for any job; None to take the hold's.
+        before: Its earlier charge; None if not charged yet.
+        seen_at: When it was found to be over, if no source reported its end.
+        why: Reason of the charge; "" to derive it from the run.
 
     Returns:
-        The charge; None where there is nothing to be charged for.
+        The charge; None if there is nothing to charge.
 
     Raises:
-        NoRate: Nothing says what it costs.
+        NoRate: No rate applies.
     """
     if not is_charged(fact):
         return None
@@ -337,7 +349,7 @@ def charge_of(
         held = hold.quote.tres
     whole = is_whole(record, rate, pricing.picture)
     if before is not None and before.facts:
-        # What the job itself asked for may be known late.
+        # Late observations may show what the job itself requested.
         whole = before.whole or record.oversubscribe == ALONE
     use = use_of(
         *(record, rate, pricing.picture, pricing.settings),
@@ -349,7 +361,7 @@ def charge_of(
         whole=whole,
     )
     if fact.piece_end is not None or pieces:
-        # A run costs the minimum once, whatever its sizes were.
+        # The minimum price applies once per run, over all its sizes.
         least = 0 if fact.piece_end is not None else max(0, rate.minimum - minimum_paid)
         use = msgspec.structs.replace(use, least=least)
     amount, number = _amount(use, rate, pricing.zone)
@@ -368,21 +380,21 @@ def charge_of(
         hold="" if hold is None else hold.id,
         shares=() if hold is None else hold.shares,
         why=why,
-        # Without a picture it is not known what its nodes had: that is made good later.
+        # Without a cluster model the nodes' TRES are unknown: empty facts force a later recharge.
         facts=facts if pricing.picture is not None else "",
         whole=whole,
     )
 
 
 def _again(before: Charge, hold: Hold | None, why: str) -> Charge:
-    """What was charged already, as it was."""
+    """Return the earlier charge unchanged but for reason and hold."""
     if hold is None:
         return msgspec.structs.replace(before, why=why)
     return msgspec.structs.replace(before, why=why, hold=hold.id, shares=hold.shares)
 
 
 def _rate(cluster: str, fact: RunFact, pricing: Pricing, before: Charge | None) -> Rate:
-    """What it is charged by: what it was charged by, unless it turns out to have run elsewhere."""
+    """Return the rate of the earlier charge, unless partition or QOS changed; else look it up."""
     record = fact.record
     if before is not None and before.use is not None and before.partition == record.partition:
         for rate in pricing.rates:
@@ -392,11 +404,11 @@ def _rate(cluster: str, fact: RunFact, pricing: Pricing, before: Charge | None) 
 
 
 def charged_before(fact: RunFact, known: Sequence[Charge]) -> Charge | None:
-    """The charge that there is of a run, or of the same piece of it, already.
+    """Find the existing charge of a run or of the same piece of it.
 
     Args:
         fact: The run.
-        known: What was charged under its job id.
+        known: Charges under its job id.
     """
     piece_us = micros_or_0(fact.piece_end)
     begin = _begin(fact, [one for one in known if is_piece_of(one, fact)])
@@ -419,13 +431,14 @@ def _amount(use: Use, rate: Rate, zone: str) -> tuple[int, int]:
 
 
 def _why(fact: RunFact) -> str:
+    """Return the reason of a charge: correction, end, or piece."""
     if fact.correction:
         return "correction"
     return "end" if fact.piece_end is None else "piece"
 
 
 def _begin(fact: RunFact, pieces: Sequence[Charge]) -> datetime | None:
-    """When the size that is to be charged began: of a resized run where the last piece ended."""
+    """Return the start of the size to charge: of a resized run, the end of the last piece."""
     start = fact.record.start
     if start is None or fact.piece_end is not None:
         return start
@@ -433,10 +446,10 @@ def _begin(fact: RunFact, pieces: Sequence[Charge]) -> datetime | None:
 
 
 def frees(fact: RunFact, hold: Hold) -> int:
-    """What of a hold a run that is over needs no more, whatever it was charged.
+    """Return how much of a hold a finished run frees, whatever its charge.
 
-    Of an array's hold each task frees its part; what was cancelled before its tasks had
-    records of their own frees the part of each.
+    Each task of an array frees its part of the array's hold; tasks cancelled before they had
+    own records free one part each.
     """
     record = fact.record
     if fact.piece_end is not None or not is_task(record) or is_again(fact):
@@ -447,23 +460,23 @@ def frees(fact: RunFact, hold: Hold) -> int:
 
 
 def is_final(fact: RunFact) -> bool:
-    """Whether nothing more will be charged to the hold of a run that is over."""
+    """Return True if nothing more is charged to the hold of a finished run."""
     return fact.piece_end is None and not is_task(fact.record) and not is_again(fact)
 
 
 def is_again(fact: RunFact) -> bool:
-    """Whether the job goes back into the queue with the end of this run."""
+    """Return True if the job is requeued with the end of this run."""
     return base_state(fact.record.state) in AGAIN
 
 
 def is_gone(fact: RunFact, before: Charge | None) -> bool:
-    """Whether the job that was to go back into the queue after this run turned out to be over.
+    """Return True if a run that was to be requeued turned out to be the job's end.
 
-    A slurmctld that was killed forgot that it had requeued it, or it is gone altogether.
+    A killed slurmctld may forget that it requeued the job, or the job is gone entirely.
 
     Args:
         fact: The run.
-        before: What was charged for it until now.
+        before: Its charge so far.
     """
     if before is None or before.use is None or base_state(before.use.state) not in AGAIN:
         return False
@@ -471,24 +484,24 @@ def is_gone(fact: RunFact, before: Charge | None) -> bool:
 
 
 def is_task(record: JobRecord) -> bool:
-    """Whether it is of an array, whose tasks share a hold."""
+    """Return True for an array task; the tasks of an array share a hold."""
     return bool(record.array_job_id)
 
 
 def leader_of(record: JobRecord) -> int:
-    """The id that a job's hold is kept under: an array's for its tasks, else its own."""
+    """Return the job id that a hold is stored under: the array's for tasks, else the job's."""
     return record.array_job_id or record.job_id
 
 
 def same_as(charge: Charge, known: Sequence[Charge]) -> Charge:
-    """The charge under the name that it was charged by before, where that is another.
+    """Return the charge under the key of an earlier charge of the same run, if there is one.
 
-    Of a job id that is resolved anew, when an earlier run comes to be known, the first
-    submit time changes: that must not charge a run twice.
+    When an earlier run of a job id becomes known, the first submit time changes, and so does
+    the key: that must not charge a run twice.
 
     Args:
-        charge: What is to be charged.
-        known: What was charged under its job id.
+        charge: The new charge.
+        known: Charges under its job id.
     """
     if any(other.key == charge.key for other in known) or charge.use is None:
         return charge
@@ -511,23 +524,23 @@ def _is_same_time(one: Use | None, other: Use) -> bool:
 
 
 def is_piece_of(charge: Charge, fact: RunFact) -> bool:
-    """Whether a charge is of a former size of this run."""
+    """Return True if a charge is for a former size of this run."""
     start = fact.record.start
     if start is None or not charge.piece_us or charge.restarts != fact.restarts:
         return False
-    # Of another job, that had the id before, the pieces ended before this one began.
+    # A previous job with the same id has pieces that ended before this run began.
     end = fact.piece_end or fact.record.end
     return charge.piece_us > micros(start) and (end is None or charge.piece_us <= micros(end))
 
 
 class Uncounted(msgspec.Struct, frozen=True):
-    """A TRES that rates weigh, and no job's AllocTRES shows.
+    """TRES that rates weigh but no job's AllocTRES shows.
 
     Attributes:
         cluster: The cluster.
         name: The TRES.
-        what: What that means, and what to do.
-        is_mended: Whether slurm.conf can have it counted.
+        what: Consequence and remedy.
+        is_mended: Whether a change of slurm.conf makes Slurm count it.
     """
 
     cluster: str
@@ -537,7 +550,7 @@ class Uncounted(msgspec.Struct, frozen=True):
 
 
 def uncounted(rates: Iterable[Rate], picture: Picture) -> list[Uncounted]:
-    """What rates of a cluster weigh that Slurm does not count there."""
+    """List TRES that a cluster's rates weigh but its Slurm does not count."""
     names = {
         name
         for rate in rates
@@ -548,7 +561,7 @@ def uncounted(rates: Iterable[Rate], picture: Picture) -> list[Uncounted]:
 
 
 def not_counted(clusters: Iterable[Pricing]) -> list[Finding]:
-    """What of that slurm.conf can mend, as findings of the proof."""
+    """Return those that slurm.conf can fix as findings of the ledger check."""
     return [
         Finding(kind="not-counted", what=one.what, where=f"{one.cluster}/{one.name}")
         for pricing in clusters
@@ -559,6 +572,7 @@ def not_counted(clusters: Iterable[Pricing]) -> list[Finding]:
 
 
 def _said(name: str, picture: Picture) -> Uncounted:
+    """Describe a TRES that Slurm does not count, with the remedy."""
     is_gres = name.startswith("gres/")
     charged = "are charged what they asked for of it" if is_gres else "are charged nothing for it"
     is_mended = picture.accounting or not is_gres

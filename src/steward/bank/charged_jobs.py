@@ -1,4 +1,9 @@
-"""Which charges are meant where a person names a job: ``123``, ``123_7``, ``123+1``."""
+"""Charges of a job named by a person: ``123``, array task ``123_7``, component ``123+1``.
+
+:func:`charges_of` finds a job's charges, :func:`why_uncharged` explains why there are none,
+:func:`names_of` turns charge keys into Slurm's job ids, :func:`raw_ids` resolves a job id.
+Used by the bank's actions ``explain``, ``refund`` and ``statement``.
+"""
 
 from collections.abc import Iterable
 from itertools import islice
@@ -24,22 +29,25 @@ if TYPE_CHECKING:
 
 
 _MOST_NAMED: Final = 5000
+"""Maximum number of charges whose job ids are looked up."""
 _KEY_PARTS: Final = 5
+"""Number of parts of a charge key that names a job: cluster, id, submit, restarts, piece."""
 _AT_ONCE: Final = 200
+"""Number of jobs looked up in jobs.db at once."""
 
 
 class NotCharged(NotInBank):
-    """Nothing was charged for a job; ``offender`` is its name."""
+    """Error: the job has no charges; ``offender`` is its id."""
 
 
 def charges_of(
     room: "BankRoom", t: "Transaction", job: str, cluster: str = ""
 ) -> list["ChargeRow"]:
-    """The charges of a job, oldest first; of an id that Slurm used again, the newest job's.
+    """Return the charges of a job, oldest first; if Slurm reused the id, the newest job's.
 
     Raises:
-        BankUsage: It is no job's name.
-        NotCharged: Nothing was charged for it.
+        BankUsage: The job id is invalid.
+        NotCharged: The job has no charges.
     """
     name = room.cluster(cluster)
     found: list[ChargeRow] = []
@@ -53,14 +61,14 @@ def charges_of(
 
 
 def names_of(room: "BankRoom", charges: Iterable[str]) -> dict[str, str]:
-    """What Slurm calls the jobs of charges, where that is not their raw id: array tasks.
+    """Return job ids in Slurm's notation for charges, where they differ from the raw id.
 
     Args:
         room: The context.
-        charges: Keys of charges; of more than some thousands the first.
+        charges: Charge keys; only the first 5000 are looked up.
 
     Returns:
-        Names like ``5_2`` by key.
+        Ids like ``5_2`` of array tasks, by charge key.
     """
     keys: dict[str, dict[tuple[int, int], list[str]]] = {}
     for key in islice(charges, _MOST_NAMED):
@@ -86,15 +94,15 @@ def names_of(room: "BankRoom", charges: Iterable[str]) -> dict[str, str]:
 def why_uncharged(
     room: "BankRoom", t: "Transaction", rights: "Rights", job: str, cluster: str
 ) -> str:
-    """Why nothing was charged for a job: it waits, it runs, it has no rate, it cost nothing.
+    """Explain why a job has no charges: it is pending, running, without a rate, or free.
 
-    Of a job that runs it tells what is held, and what is accrued by now.
+    For a running job the text includes its hold and the price accrued so far.
 
     Args:
         room: The context.
-        t: The ledger.
-        rights: The asker's: of others' jobs they are told no more than that nothing was charged.
-        job: The job's name.
+        t: The ledger transaction.
+        rights: The caller's rights: about others' jobs they learn only that there are no charges.
+        job: The job id.
         cluster: Its cluster.
     """
     said = f"nothing was charged for job {job} on {cluster}"
@@ -130,10 +138,10 @@ def why_uncharged(
 
 
 def _accrued(room: "BankRoom", t: "Transaction", job: "Job", cluster: str) -> int:
-    """What a run comes to until now, or until its end.
+    """Return the price of a run until now, or until its end.
 
     Raises:
-        NoRate: Nothing says what it costs.
+        NoRate: No rate applies.
     """
     kept = t.mark(f"picture:{cluster}")
     pricing = Pricing(
@@ -153,6 +161,7 @@ def _accrued(room: "BankRoom", t: "Transaction", job: "Job", cluster: str) -> in
 
 
 def _held(room: "BankRoom", leader: int, cluster: str) -> str:
+    """Describe a job's hold in a phrase."""
     try:
         holds = room.gate.holds(cluster=cluster, job_id=leader)
     except GateUnavailable:
@@ -161,11 +170,11 @@ def _held(room: "BankRoom", leader: int, cluster: str) -> str:
 
 
 def raw_ids(room: "BankRoom", job: str, cluster: str) -> list[int]:
-    """The raw ids that a job's name stands for: of an array all of its tasks'.
+    """Return the raw job ids that a job id stands for: for an array, those of its tasks.
 
     Raises:
-        BankUsage: It is no job's name.
-        NotInBank: Nobody knows of such a job.
+        BankUsage: The job id is invalid.
+        NotInBank: No such job is known.
     """
     from steward.jobs import JobNameError
 
@@ -176,7 +185,7 @@ def raw_ids(room: "BankRoom", job: str, cluster: str) -> list[int]:
     except JobNameError as error:
         raise BankUsage(str(error), job) from error
     except Unavailable:
-        # jobs.db is not there yet, or busy: a plain number names a job without it.
+        # Without jobs.db (absent or busy), a plain number still identifies a job.
         found, parts = [], []
     ids = [one.job_id for one in (*found[:1], *parts)]
     if not ids and job.isascii() and job.isdecimal():

@@ -1,8 +1,12 @@
-"""The consumer ``bank``: charges every run that is over, once, and keeps the gate informed.
+"""Bank consumer of journal events: charge finished runs, settle holds, update the gate.
 
-Charges, what they take off the holds, and the cursor are one transaction of the
-ledger. What the gate is told beforehand (this job was shown, the queue was seen
-whole) may be told again; what it is told afterwards it asks for by number.
+:class:`BankConsumer` reads the journal in ``steward serve``. ``apply`` confirms jobs to the gate
+and charges runs; ``tick`` pushes changes to the gate, places missing holds and runs scheduled
+work.
+
+Charges, their settlements and the cursor are one ledger transaction. What the gate is told
+before it (a job was observed, a poll was complete) may be repeated; settlements after it are
+numbered, and the gate asks for them by number.
 """
 
 import logging
@@ -54,25 +58,28 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TICK_S: Final = 1.0
+"""Interval of ticks, in seconds."""
 _BEGAN: Final = "began"
+"""Name of the ledger's note with the time when the bank first started."""
 _BATCH: Final = 200
+"""Maximum number of events applied in one transaction."""
 
 Key = tuple[str, int]
 
 JobKey = tuple[str, int, int]
-"""A cluster, the id that a job's hold is kept under, and the first submit time in µs."""
+"""Cluster, the job id its hold is stored under, and first submit time in microseconds."""
 
 _Told = tuple[Event, JobKey, Hold | None]
-"""An event, the job that it tells of, and the job's open hold."""
+"""Event, the job it is about, and the job's open hold."""
 
 
 class _Look(NamedTuple):
-    """A poll of a whole queue.
+    """Poll of a whole queue that the gate has not been told about yet.
 
     Attributes:
-        began: When it began.
-        last_event: Id of the last event before it that jobs.db takes in; 0 for none.
-        is_covered: Whether the jobs with changes were looked at since.
+        began: Start of the poll.
+        last_event: Id of the last event before it that jobs.db applies; 0 for none.
+        is_covered: Whether holds of changed jobs were updated since.
     """
 
     began: datetime
@@ -81,16 +88,18 @@ class _Look(NamedTuple):
 
 
 class BankConsumer:
-    """Keeps the ledger; see ``steward.core.consumers.Consumer``.
+    """Consumer that charges runs and keeps the gate up to date.
+
+    It implements ``steward.core.consumers.Consumer``.
 
     Args:
         settings: The whole configuration.
-        clock: Tells the present moment.
-        link: The way to the gate; made of the settings if None.
+        clock: Returns the current time.
+        link: Client of the gate; None to make one from the settings.
 
     Raises:
         LedgerUnavailable: The ledger's database cannot be used now.
-        StewardError: Nothing is installed that tells the bank elsewhere of [bank.remote].
+        StewardError: No installed extension supports the remote bank of [bank.remote].
     """
 
     name = "bank"
@@ -122,7 +131,7 @@ class BankConsumer:
         self._is_busy = False
 
     def _beginning(self) -> datetime:
-        """When the bank was first started: what ended before is a backfill's to charge."""
+        """Return when the bank first started; only a backfill charges runs that ended before."""
         with self._ledger.transaction() as t:
             known = t.mark(_BEGAN)
             if not known:
@@ -131,28 +140,29 @@ class BankConsumer:
         return moment(int(known))
 
     def cursor(self) -> int:
-        """Position of the last event that was put to use; 0 at first."""
+        """Return the position of the last event applied; 0 at first."""
         with self._ledger.reading() as t:
             return t.cursor(self._cursor)
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 - a consumer's shape
-        """Tell the gate what Slurm shows, and charge what is over.
+        """Confirm observed jobs to the gate, and charge finished runs.
 
         Raises:
-            Unavailable: The ledger or the gate is away.
+            Unavailable: The ledger or the gate is unavailable.
         """
         self._live.refresh()
         is_full = len(events) >= self.batch_events
         for event in events:
             if event.kind == CONTROLLER_STATE and event.body.up:
-                # Licenses, GRES and weights may be others than before.
+                # Licenses, GRES and weights may have changed with the restart.
                 self._live.expire_picture(event.cluster)
         told = self._confirm(
             [event for event in events if event.kind not in (CONTROLLER_STATE, QUEUE_LOOKED)]
         )
         for event in events:
             if event.kind == QUEUE_LOOKED:
-                # The first that waits stays: where jobs.db is slow none would ever be told.
+                # Keep the oldest pending poll: with a slow jobs.db newer ones would replace it for
+                # ever.
                 self._looks.setdefault(event.cluster, _Look(event.body.began, self._last_event))
             elif event.kind in (JOB_SEEN, JOB_STATE):
                 self._last_event = event.id
@@ -167,9 +177,9 @@ class BankConsumer:
         self._is_busy = is_full
 
     def _confirm(self, events: Sequence[Event]) -> list[_Told]:
-        """Events with the open holds of their jobs, known to the gate as seen.
+        """Confirm the jobs of events to the gate; return the events with their open holds.
 
-        Each job is looked up by its own, also where Slurm gave its id to another one.
+        Each job is looked up by its own first submit time, also if Slurm reused its id.
         """
         seen: dict[JobKey, Seen] = {}
         jobs = _jobs_of(events)
@@ -187,14 +197,14 @@ class BankConsumer:
                 started=is_started or (before.started if before else False),
                 restarts=max(record.restarts, before.restarts if before else 0),
             )
-        # The job that has the id now is confirmed last: what carries no token is covered by that.
+        # The newest job of an id comes last, because it covers changes that carry no token.
         order = sorted(seen)
         found = self._link.confirm([seen[job] for job in order]) if order else []
         holds = dict(zip(order, found, strict=True))
         return [(event, job, holds.get(job)) for event, job in zip(events, jobs, strict=True)]
 
     def _end(self, t: "Transaction", event: Event, hold: Hold | None) -> None:
-        """Charge a run that is over, and settle its hold."""
+        """Charge a finished run, and settle its hold."""
         fact: RunFact = event.body
         key, amount, is_first = "", 0, not fact.correction
         if is_charged(fact) and (fact.record.end or event.at) >= self._began:
@@ -224,14 +234,14 @@ class BankConsumer:
             t.settlements.add(hold.id, key, max(0, amount), frees=freed, final=final)
 
     def _unpriced(self, t: "Transaction", event: Event, error: NoRate) -> None:
-        """Note what could not be priced: it is charged as soon as there is a rate."""
+        """Record a run without a rate; it is charged as soon as a rate exists."""
         mark_unpriced(t, event.cluster, event.at)
         if str(error) not in self._said:
             self._said.add(str(error))
             log.error("a run of job %d is not charged yet: %s", event.body.job_id, error)
 
     def _look_after(self, told: Sequence[_Told]) -> None:
-        """See to the jobs that lack a hold, and forget those that are over."""
+        """Queue jobs that lack a hold for placement, and forget finished jobs."""
         over: dict[JobKey, int] = {}
         settled: dict[str, JobKey] = {}
         for event, job, hold in told:
@@ -248,7 +258,7 @@ class BankConsumer:
                 waiting.add(job[:2])
             if event.kind == RUN_END or base_state(record.state) in FINISHED:
                 continue
-            # Where the gate had no other for the id it gave the former job's, which is free now.
+            # If the gate knew no other hold for the id, it returned the former job's, now settled.
             own = hold if hold is not None and settled.get(hold.id, job) == job else None
             if event.kind == JOB_STATE and own is not None:
                 self._covering.note_change(job[0], own, record, now)
@@ -259,15 +269,15 @@ class BankConsumer:
             self._unpaid.forget(*key)
 
     def tick(self, append: Append) -> float:
-        """Push what is new, cover jobs, compare books: what is due by the clock.
+        """Do work due by the clock: update the gate, place holds, reconcile.
 
         Raises:
-            Unavailable: The ledger, the gate or the journal is away.
+            Unavailable: The ledger, the gate or the journal is unavailable.
         """
         now = self._clock()
         books = self._live.push()
         if books.accounts:
-            # Money may have come in: those that wait for it are looked at once more.
+            # A deposit may have come in, so recheck the jobs held for insufficient funds.
             self._want_held()
         self._upkeep.take_facts(append)
         has_more = False
@@ -281,10 +291,11 @@ class BankConsumer:
         return 0.0 if has_more else _TICK_S
 
     def _tell_looks(self, now: datetime) -> bool:
-        """Have the gate void what a poll did not show; whether there are jobs to cover first.
+        """Tell the gate about complete polls, so that it voids holds of missing jobs.
 
-        After jobs.db has what it showed, and that was confirmed and covered: what is held for a
-        change must not be free before the changed job's own hold has it.
+        Return True if jobs need holds first. This waits until jobs.db has applied the poll and its
+        jobs are confirmed and covered: SU held for a change must not become available before the
+        changed job's own hold includes them.
         """
         is_wanted = False
         for cluster, look in list(self._looks.items()):
@@ -296,12 +307,12 @@ class BankConsumer:
                 continue
             self._link.looked(cluster, look.began)
             del self._looks[cluster]
-            # Only now the gate takes what the poll showed for what became of the changes.
+            # From now on the gate treats the poll as the outcome of the changes.
             is_wanted = self._covering.want_changed(cluster, now) or is_wanted
         return is_wanted
 
     def _look_at_queues(self, now: datetime) -> None:
-        """Sweep one cluster that is due, and compare its charges with Slurm's records."""
+        """Compare holds with the queue for one due cluster, and reconcile its charges."""
         self._strand()
         self._covering.move(self._link.lingering(), now)
         every_s = self._settings.bank.reconcile_s
@@ -315,11 +326,13 @@ class BankConsumer:
             return
 
     def _want_held(self) -> None:
+        """Queue the jobs held for insufficient funds for a new check."""
         for cluster in self._settings.cluster:
             for leader in self._unpaid.held(cluster):
                 self._covering.want(cluster, leader)
 
     def _strand(self) -> None:
+        """Hold jobs in Slurm whose allocation ended, and release those that can be paid again."""
         holds = self._link.stranded()
         jobs = {}
         for cluster in {hold.cluster for hold in holds if hold.cluster}:
@@ -329,7 +342,7 @@ class BankConsumer:
         self._unpaid.strand(holds, jobs)
 
     def close(self) -> None:
-        """Let go of the ledger, and of the right to decide."""
+        """Close the ledger, and give up the lease of the gate."""
         self._covering.close()
         self._reconciling.close()
         self._live.close()
@@ -337,9 +350,9 @@ class BankConsumer:
 
 
 def cursor_name(settings: Settings) -> str:
-    """What the position in the journal is called in the ledger.
+    """Return the name of the cursor in the ledger.
 
-    A ledger on a server may be that of several Stewards, each with a journal of its own.
+    A PostgreSQL ledger may serve several Stewards, each with its own journal.
     """
     if not settings.bank.database.startswith("postgresql"):
         return BANK
@@ -354,15 +367,15 @@ def _record(event: Event) -> JobRecord:
 
 
 def _is_own_end(event: Event) -> bool:
-    """Whether it tells of a run's end by Steward's own sources."""
+    """Return True for the end of a run reported by Steward's own sources."""
     return event.kind == RUN_END and not event.body.source
 
 
 def _jobs_of(events: Sequence[Event]) -> list[JobKey]:
-    """The job that each event tells of.
+    """Return the job of each event.
 
-    Observations of a later run do not tell when its job was submitted first: they are of the
-    newest job of the id that others tell of.
+    Observations of a later run lack the first submit time: they belong to the newest job of
+    the id among the events.
     """
     newest: dict[Key, int] = {}
     known: list[tuple[Key, int]] = []

@@ -1,7 +1,8 @@
-"""What the bank's actions work with: the ledger, the gate, and who may see or do what.
+"""Context of the bank's actions: ledger, gate, jobs, cluster names, and access rights.
 
-Everything is opened when it is first needed. An action shows nobody's money past
-:class:`Rights`, which is made here and nowhere else.
+:class:`BankRoom` opens each resource on first use. :class:`Rights` decides what a caller may see
+and change; it is made only here, and no action shows amounts without it.
+:class:`BankAnswer` is the base of all replies.
 """
 
 import contextlib
@@ -36,15 +37,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _GATE_S: Final = 5.0
+"""Time-out of requests to the gate, in seconds."""
 
 
 class BankAnswer(Answer, frozen=True, kw_only=True):
-    """What the bank's answers have in common; amounts in them are micro-SU.
+    """Base of the bank's replies; amounts are micro-SU.
 
     Attributes:
-        unit: What a unit is called here.
-        decimals: How many decimals amounts are shown with.
-        zone: IANA name of the zone that times are shown in; "" for the system's.
+        unit: Name of the unit at this site.
+        decimals: Number of decimals that amounts are shown with.
+        zone: IANA time zone that times are shown in; "" for the system's.
     """
 
     unit: str = "SU"
@@ -53,13 +55,13 @@ class BankAnswer(Answer, frozen=True, kw_only=True):
 
 
 class Rights(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody may see and do in the bank.
+    """Access rights of a caller in the bank.
 
     Attributes:
-        user: Their name; "" for nobody's.
-        is_operator: Whether they may see and do everything.
-        led: Accounts that they own or coordinate, and all below these: all of it is shown.
-        inside: Accounts that they are a user of: they see what it has, and their own use.
+        user: Name of the user; "" if the uid has none.
+        is_operator: Whether they may see and change everything.
+        led: Accounts they own or coordinate, with all below: they see everything there.
+        inside: Accounts they are a user of: they see the balance and their own usage.
     """
 
     user: str
@@ -68,30 +70,30 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
     inside: frozenset[str] = frozenset()
 
     def sees(self, account: str) -> bool:
-        """Whether they may know what the account has."""
+        """Return True if they may see the account's balance."""
         return self.leads(account) or account in self.inside
 
     def leads(self, account: str) -> bool:
-        """Whether they may see all that is done with the account, and set its users' limits."""
+        """Return True if they may see all transfers of the account and set its users' limits."""
         return self.is_operator or account in self.led
 
     def need_operator(self, what: str) -> None:
-        """Refuse whoever is none.
+        """Reject callers who are not operators.
 
         Raises:
-            BankRefused: They are no operator.
+            BankRefused: The caller is no operator.
         """
         if not self.is_operator:
             raise BankRefused(f"only operators may {what}", self.user)
 
     def need_sight(self, account: str) -> None:
-        """Refuse whoever may not know what the account has; as if there were none.
+        """Reject callers who may not see the account's balance, as if it did not exist.
 
         Raises:
-            BankRefused: They may not.
+            BankRefused: The caller may not see it.
         """
         if not self.sees(account):
-            # Who has only an association in Slurm may charge it, and is not shown what it has.
+            # A user with only an association in Slurm may charge it, but not see its balance.
             raise BankRefused(
                 f"you are in no account {account!r} as far as the bank knows, which takes users "
                 "in when they are first charged: until then ask its owner, who can name you by "
@@ -100,14 +102,14 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def only_user(self, account: str, user: str) -> str:
-        """Whose use of an account may be shown, where that of ``user`` ("" for all) is wanted.
+        """Return the user whose usage of an account may be shown, for the requested ``user``.
 
         Args:
             account: The account; "" for all.
-            user: As asked for.
+            user: The requested user; "" for all.
 
         Raises:
-            BankRefused: It is somebody else's.
+            BankRefused: The requested usage is another user's.
         """
         if self.leads(account) or (user and user == self.user):
             return user
@@ -119,9 +121,9 @@ class Rights(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def accounts_led(settings: Settings) -> Callable[[str, frozenset[str]], frozenset[str]] | None:
-    """Tells which of the bank's accounts somebody leads, as Access takes it; None without a bank.
+    """Return a function that lists the accounts a user leads, for Access; None without a bank.
 
-    The ledger is asked once a minute at most, also by a process that streams events for long.
+    It reads the ledger at most once a minute, also in a process that streams events for long.
     """
     if not settings.bank.enabled:
         return None
@@ -139,13 +141,13 @@ def accounts_led(settings: Settings) -> Callable[[str, frozenset[str]], frozense
 
 
 class BankRoom:
-    """The context of the bank's actions; to be used by one thread at a time.
+    """Context of the bank's actions; use it from one thread at a time.
 
     Args:
         settings: The whole configuration.
-        access: The decisions.
+        access: Decides on roles and scopes.
         now: The clock.
-        picture: Shows a cluster; asks its Slurm if None.
+        picture: Returns the model of a cluster; None to ask its Slurm.
     """
 
     def __init__(
@@ -166,11 +168,11 @@ class BankRoom:
 
     @property
     def ledger(self) -> "Ledger":
-        """The ledger.
+        """Return the ledger, opened on first use.
 
         Raises:
-            BankUsage: There is no bank here.
-            LedgerUnavailable: Its database is away.
+            BankUsage: No bank is configured.
+            LedgerUnavailable: Its database is unreachable.
         """
         if self._ledger is None:
             if not self.settings.bank.enabled:
@@ -182,17 +184,17 @@ class BankRoom:
 
     @property
     def gate(self) -> "GateLink":
-        """The process that decides."""
+        """Return a client of the gate."""
         from steward.bank.gate.client import GateLink
 
         return GateLink(self.settings.state_dir, _GATE_S)
 
     @property
     def jobs(self) -> "Jobs":
-        """jobs.db.
+        """Return the job records of jobs.db.
 
         Raises:
-            SqliteUnavailable: There is none yet.
+            SqliteUnavailable: The database does not exist yet.
         """
         from steward.jobs import Jobs, database_path
 
@@ -202,14 +204,14 @@ class BankRoom:
 
     @property
     def clusters(self) -> tuple[str, ...]:
-        """The clusters of the configuration."""
+        """Return the names of the configured clusters."""
         return tuple(self.settings.cluster)
 
     def cluster(self, name: str) -> str:
-        """The cluster that is meant: the configuration's first where none is named.
+        """Return the cluster of this name; the first configured one for "".
 
         Raises:
-            BankUsage: It is not in the configuration.
+            BankUsage: The configuration has no such cluster.
         """
         if name and name not in self.settings.cluster:
             known = ", ".join(self.clusters)
@@ -217,15 +219,15 @@ class BankRoom:
         return name or next(iter(self.clusters), "")
 
     def zone(self, cluster: str = "") -> str:
-        """IANA name of a cluster's zone, the first one's if none is named; "" for the system's."""
+        """Return a cluster's IANA time zone (the first one's for ""); "" for the system's."""
         known = self.settings.cluster.get(cluster or next(iter(self.clusters), ""))
         return known.timezone if known else ""
 
     def moment(self, text: str, zone: str = "") -> datetime | None:
-        """The moment that a text means, in UTC; None for "".
+        """Parse a time as people type it into UTC; None for "".
 
         Raises:
-            BankUsage: It is no time.
+            BankUsage: It is not a time.
         """
         if not text:
             return None
@@ -236,15 +238,15 @@ class BankRoom:
         return found.astimezone(UTC)
 
     def heading(self) -> dict[str, Any]:
-        """The fields that every answer has."""
+        """Return the fields common to all replies."""
         return {"unit": self.unit.name, "decimals": self.unit.decimals, "zone": self.zone()}
 
     def by(self, asker: Asker, why: str, key: str = "") -> By:
-        """Who does something: the asker, as the books will name them."""
+        """Return author, reason and key for a change by the caller."""
         return By(who=asker.user or str(asker.uid), why=why, key=key, at=self.now())
 
     def rights(self, asker: Asker, t: "Transaction") -> Rights:
-        """What the asker may see and do."""
+        """Return the access rights of the caller."""
         if self.access.is_operator(asker, "") or (
             self.clusters and all(self.access.is_operator(asker, name) for name in self.clusters)
         ):
@@ -257,7 +259,7 @@ class BankRoom:
         return Rights(user=asker.user, led=led, inside=inside)
 
     def means(self, account: str, user: str = "") -> "Means | None":
-        """What the gate knows of an account; None where it does not answer, or not of that."""
+        """Return the gate's data on an account; None if it does not answer or know it."""
         try:
             return self.gate.means(account, user)
         except GateUnavailable as error:
@@ -267,14 +269,14 @@ class BankRoom:
         return None
 
     def tell_gate(self, after: int, *, rules: bool = False) -> bool:
-        """Let the gate know at once what has changed; the daemon tells it soon otherwise.
+        """Send changes of the ledger to the gate at once; the daemon sends them soon otherwise.
 
         Args:
             after: Position of the ledger before the change.
             rules: Whether rates or modes have changed.
 
         Returns:
-            Whether the gate knows now.
+            Whether the gate has the changes now.
         """
         gate = self.gate
         try:
@@ -291,9 +293,9 @@ class BankRoom:
         return True
 
     def asked_since(self, since: datetime) -> str:
-        """What is to be said where no submit plugin has asked the gate since; "" where one has.
+        """Return a warning if no submit plugin has asked the gate since a time, else "".
 
-        Where the gate does not answer, or decides on another host, nothing is known of it.
+        If the gate does not answer, or decides on another host, nothing is known about that.
         """
         try:
             state = self.gate.state()
@@ -318,7 +320,7 @@ class BankRoom:
         )
 
     def _submit_plugins(self) -> str:
-        """Plugins in JobSubmitPlugins of this site's clusters that can ask; "" for none known."""
+        """List the plugins in JobSubmitPlugins that ask the gate; "" if none is known."""
         from steward.bank.gate.plugin_conf import ASKING_PLUGINS, plugins_of
         from steward.slurm import Slurm, SlurmError
 
@@ -336,11 +338,11 @@ class BankRoom:
 
     @property
     def has_gate(self) -> bool:
-        """Whether a gate has ever run here, so that money may be held that the ledger has."""
+        """Return True if a gate has ever run here, so that it may hold SU of the ledger."""
         return os.path.exists(os.path.join(self.settings.state_dir, "gate.db"))
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close ledger and jobs.db."""
         if self._ledger is not None:
             self._ledger.close()
             self._ledger = None
@@ -349,6 +351,7 @@ class BankRoom:
             self._jobs = None
 
     def _pictured(self, cluster: str) -> "Picture":
+        """Query a cluster's model from its Slurm."""
         from steward.slurm import Slurm
 
         settings = self.settings.cluster[cluster]
@@ -356,7 +359,7 @@ class BankRoom:
 
 
 def _make_theirs(state_dir: str) -> None:
-    """Where root asks first, let the ledger's file belong to Steward's user all the same."""
+    """Create the ledger's file for Steward's user if root is the first to open it."""
     if os.geteuid() != 0:
         return
     path = os.path.join(state_dir, "ledger.db")
@@ -364,7 +367,7 @@ def _make_theirs(state_dir: str) -> None:
         owner = os.stat(state_dir)
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError:
-        # It is there already, or what is wrong is said when it is opened.
+        # It exists already; otherwise opening it reports the error.
         return
     try:
         os.fchown(descriptor, owner.st_uid, owner.st_gid)

@@ -1,4 +1,13 @@
-"""What the gate is asked to hold for jobs in the queue, as Slurm's records tell it."""
+"""Enforcement on queued jobs: place missing SU holds, and hold or cancel unpaid jobs.
+
+- :func:`claim_of` describes a job, or the remaining tasks of an array, to the gate.
+- :class:`Unpaid` applies the site's rule to jobs with insufficient funds: warn, hold, cancel or
+  credit. It releases held jobs once they can be paid.
+- :class:`Covering` compares the queue with the gate's holds and claims what is missing.
+- :func:`needs` tells whether a queued job lacks a sufficient hold.
+
+It handles jobs that the gate did not decide on at submit. Called by the bank's consumer.
+"""
 
 import logging
 import os
@@ -39,29 +48,29 @@ STARTED: Final = frozenset({"RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING",
 """States of jobs that have their resources."""
 
 HELD: Final = frozenset({"JobHeldUser", "JobHeldAdmin"})
-"""Reasons of jobs that wait until they are released."""
+"""Reasons of jobs that are pending until released."""
 
 CUT_OFF: Final = "..."
-"""Ends a task expression that was too long for Slurm to show."""
+"""End of a task expression that Slurm shortened."""
 
 _LONG_INDEX: Final = 10
+"""Number of digits from which a task index is not valid."""
 _MINUTE_S: Final = 60
 
 Key = tuple[str, int]
-"""A cluster, and the raw id that a job's hold is kept under."""
+"""Cluster, and the raw job id that a hold is stored under."""
 
 
 def claim_of(key: Key, jobs: Sequence[Job], *, is_ours: bool = False) -> Claim | None:
-    """What the gate is asked for a job, or for all tasks of an array that are left.
+    """Build the gate's claim for a job, or for all remaining tasks of an array.
 
     Args:
         key: Its cluster and id.
-        jobs: The job, or the array's tasks that are left: all of them are held for as if they
-            were like the first.
-        is_ours: Whether it is held because it could not be paid.
+        jobs: The job, or the remaining tasks of the array, all priced like the first.
+        is_ours: Whether Steward holds it in Slurm for insufficient funds.
 
     Returns:
-        The claim; None where nobody knows whose job it is.
+        The claim; None if the job's owner is unknown.
     """
     cluster, leader = key
     of_array = [job for job in jobs if job.record.array_job_id]
@@ -73,7 +82,7 @@ def claim_of(key: Key, jobs: Sequence[Job], *, is_ours: bool = False) -> Claim |
         description = msgspec.structs.replace(description, array=tasks_of(of_array))
     is_started = any(has_started(job.record) for job in jobs)
     if is_ours or is_started or not all(job.record.reason in HELD for job in jobs):
-        # A job that we hold is to be paid all the same; of an array one task is enough.
+        # A job that Steward itself holds still needs funds; of an array one task is enough.
         description = msgspec.structs.replace(description, held=False)
     return Claim(
         cluster=cluster,
@@ -85,9 +94,9 @@ def claim_of(key: Key, jobs: Sequence[Job], *, is_ours: bool = False) -> Claim |
 
 
 def _still_to_come(record: JobRecord) -> JobRecord:
-    """A resized job's record with the time that its last size may still take.
+    """Return a resized job's record with the time limit of its current size only.
 
-    What the former sizes used is charged already.
+    The use of former sizes has been charged already.
     """
     if not (has_started(record) and record.resized_at and record.start and record.time_limit_s):
         return record
@@ -97,26 +106,26 @@ def _still_to_come(record: JobRecord) -> JobRecord:
 
 
 def has_started(record: JobRecord) -> bool:
-    """Whether a job has its resources."""
+    """Return True if a job has its resources."""
     return base_state(record.state) in STARTED
 
 
 def shape_of(job: Job) -> Description:
-    """What a task asks for, whichever of its array it is."""
+    """Return a task's request, equal for all like tasks of its array."""
     record = msgspec.structs.replace(_still_to_come(job.record), admin_comment="")
     return msgspec.structs.replace(description_of(record), array="", job_id=0)
 
 
 def starts_of(jobs: Sequence[Job]) -> tuple[int, ...]:
-    """When those have started that run."""
+    """Return the start times of the running jobs, in microseconds."""
     return tuple(micros_or_0(job.record.start) for job in jobs if has_started(job.record))
 
 
 def tasks_of(jobs: Sequence[Job]) -> str:
-    """The tasks of an array that are left, as one expression; ``%`` of the row that waits."""
+    """Join the remaining tasks of an array into one expression, with the ``%`` limit."""
     limits = {job.record.array_task.partition("%")[2] for job in jobs} - {""}
     shown = {job.record.array_task.partition("%")[0] for job in jobs} - {""}
-    # The row that waits may still name tasks that have rows of their own by now.
+    # The pending row may still list tasks that have rows of their own by now.
     single = {int(one) for one in shown if one.isdecimal() and len(one) < _LONG_INDEX}
     waiting = sorted(without_task(one, single) for one in shown if not one.isdecimal())
     parts = [*map(str, sorted(single)), *filter(None, waiting)]
@@ -127,21 +136,23 @@ def tasks_of(jobs: Sequence[Job]) -> str:
 log = logging.getLogger(__name__)
 
 PREFIX: Final = "steward: "
-"""Before every reason that a job's user reads, so that it is known who speaks."""
+"""Prefix of every message to a job's user, so that Steward is known as the sender."""
 
 _STRANDED: Final = "its account has no allocation that can pay it now"
+"""Reason shown to users whose job lost its allocation."""
 _WAITING: Final = frozenset({"PENDING", "REQUEUED"})
+"""States of pending jobs."""
 
 Verb = Literal["hold", "release", "cancel", "comment"]
 
 
 class Kept(msgspec.Struct):
-    """A job that is held in Slurm because it cannot be paid.
+    """Job held in Slurm for insufficient funds.
 
     Attributes:
-        jobs: Its names, as Slurm's commands take them, and whether Slurm was told.
-        why: The reason that its user reads.
-        is_stranded: Whether its hold is open, and only lost the allocation that was to pay it.
+        jobs: Its ids, as Slurm's commands take them, and whether Slurm was told.
+        why: The reason shown to its user.
+        is_stranded: Whether its SU hold is open and only lost its allocation.
     """
 
     jobs: dict[str, bool]
@@ -150,13 +161,13 @@ class Kept(msgspec.Struct):
 
 
 class Unpaid:
-    """Applies the rule, and takes it back.
+    """Enforcement of the rule for jobs with insufficient funds.
 
     Args:
         settings: The whole configuration.
-        ledger: Remembers which jobs are held.
-        link: The way to the gate.
-        changing: Changes jobs of a cluster, by its name.
+        ledger: Stores which jobs are held.
+        link: Client of the gate.
+        changing: By cluster name, the client that changes jobs in Slurm.
     """
 
     def __init__(
@@ -179,7 +190,7 @@ class Unpaid:
         self._is_off = False
 
     def rule(self, partition: str) -> Rule:
-        """What the site says of jobs for a partition; of several the first one's rule."""
+        """Return the site's rule for a partition; of several partitions, the first rule found."""
         for name in partition.split(","):
             of = self._settings.bank.partition.get(name)
             if of is not None and of.unpaid is not None:
@@ -187,13 +198,13 @@ class Unpaid:
         return self._settings.bank.unpaid
 
     def apply(self, key: Key, jobs: Sequence[Job], claim: Claim, why: str) -> bool:
-        """Do what the rule says to a job that cannot be paid; nothing while the gate is off.
+        """Apply the rule to a job with insufficient funds; nothing while the gate is off.
 
         Returns:
-            Whether it is done; False where slurmctld is away, so that it is to be tried again.
+            Whether it is done; False if slurmctld is unavailable and a retry is needed.
 
         Raises:
-            Unavailable: The ledger or the gate is away.
+            Unavailable: The ledger or the gate is unavailable.
         """
         if self.is_off():
             return True
@@ -217,7 +228,7 @@ class Unpaid:
         return True
 
     def is_off(self) -> bool:
-        """Whether an administrator has switched the gate off: jobs may then be unpaid."""
+        """Return True if an administrator has switched the gate off, so jobs may go unpaid."""
         is_off = os.path.lexists(self._settings.gate.off_switch)
         if is_off != self._is_off:
             self._is_off = is_off
@@ -226,10 +237,10 @@ class Unpaid:
         return is_off
 
     def paid(self, key: Key) -> None:
-        """Let a job go that was held, now that it can be paid.
+        """Release a job that was held, now that it can be paid.
 
         Raises:
-            LedgerUnavailable: The ledger is away.
+            LedgerUnavailable: The ledger is unavailable.
         """
         self._warned.discard(key)
         kept = self._of(key[0]).get(str(key[1]))
@@ -237,18 +248,18 @@ class Unpaid:
             self._release(key, kept)
 
     def held(self, cluster: str) -> list[int]:
-        """Leaders of the jobs that are held because they cannot be paid."""
+        """Return the ids of jobs held for insufficient funds."""
         return [int(name) for name, kept in self._of(cluster).items() if not kept.is_stranded]
 
     def strand(self, holds: Sequence[Hold], jobs: Mapping[Key, Sequence[Job]]) -> None:
-        """Hold the jobs whose allocation ended, and let those go that another one pays now.
+        """Hold jobs whose allocation ended; release those that another one can pay now.
 
         Args:
-            holds: Those that no allocation can pay now.
-            jobs: Jobs in the queue, by cluster and leader.
+            holds: SU holds that no allocation can pay now.
+            jobs: Jobs in the queue, by cluster and id.
 
         Raises:
-            LedgerUnavailable: The ledger is away.
+            LedgerUnavailable: The ledger is unavailable.
         """
         stranded = {(hold.cluster, hold.job_id) for hold in holds if hold.job_id}
         for key in stranded:
@@ -264,24 +275,24 @@ class Unpaid:
                     self._release(key, kept)
 
     def forget(self, cluster: str, leader: int) -> None:
-        """The job is over: nothing is to be released any more.
+        """Forget a finished job: nothing needs to be released any more.
 
         Raises:
-            LedgerUnavailable: The ledger is away.
+            LedgerUnavailable: The ledger is unavailable.
         """
         self._warned.discard((cluster, leader))
         if self._of(cluster).pop(str(leader), None) is not None:
             self._store(cluster)
 
     def forget_gone(self, cluster: str, waiting: Collection[int]) -> None:
-        """Forget the jobs that are in the queue no more: their ids may be others' one day.
+        """Forget jobs that left the queue, because Slurm may reuse their ids.
 
         Args:
             cluster: The cluster's name.
-            waiting: Leaders of all jobs that are not over.
+            waiting: Ids of all unfinished jobs.
 
         Raises:
-            LedgerUnavailable: The ledger is away.
+            LedgerUnavailable: The ledger is unavailable.
         """
         of_cluster = self._of(cluster)
         gone = [name for name in of_cluster if int(name) not in waiting]
@@ -292,12 +303,13 @@ class Unpaid:
             self._store(cluster)
 
     def _hold(self, key: Key, names: list[str], why: str, *, is_stranded: bool) -> None:
+        """Hold jobs in Slurm, and store which ones."""
         of_cluster = self._of(key[0])
         kept = of_cluster.setdefault(str(key[1]), Kept({}, why, is_stranded))
         todo = [name for name in names if not kept.jobs.get(name)]
         if not todo:
             return
-        # Remembered first: a job that is held and forgotten would wait for ever.
+        # Store first: a job that is held but not recorded would be pending for ever.
         kept.jobs |= dict.fromkeys(todo, False)
         self._store(key[0])
         for name in todo:
@@ -305,9 +317,10 @@ class Unpaid:
         self._store(key[0])
 
     def _release(self, key: Key, kept: Kept) -> None:
+        """Release held jobs in Slurm; those that fail stay stored for a retry."""
         left = [name for name in kept.jobs if not self._try(key[0], "release", name)]
         if left:
-            # slurmctld is away: they are let go when it is back.
+            # slurmctld is unavailable: they are released when it is back.
             kept.jobs = dict.fromkeys(left, True)
             return
         log.info("cluster %s: job %s can be paid now, and is released", *key)
@@ -315,9 +328,9 @@ class Unpaid:
         self._store(key[0])
 
     def _try(self, cluster: str, verb: Verb, *words: str) -> bool:
-        """Change something in Slurm; whether Slurm could say anything of it.
+        """Change a job in Slurm; return False only if slurmctld is unavailable.
 
-        What cannot be held, a job of scrontab, is cancelled.
+        A scrontab job cannot be held, so it is cancelled.
         """
         slurm = self._changing.get(cluster)
         if slurm is None:
@@ -338,6 +351,7 @@ class Unpaid:
             log.warning("cluster %s: job %s cannot be paid (%s): %s", *key, rule, why)
 
     def _of(self, cluster: str) -> dict[str, Kept]:
+        """Return the held jobs of a cluster by id, read from the ledger once."""
         if cluster not in self._kept:
             with self._ledger.reading() as t:
                 text = t.mark(_mark(cluster))
@@ -354,19 +368,28 @@ def _mark(cluster: str) -> str:
 
 
 _AT_ONCE: Final = 200
+"""Maximum number of jobs handled in one turn."""
 _TRIES: Final = 30
+"""Number of turns after which a job that jobs.db does not show is dropped."""
 _LAST: Final = 2**63
+"""A number larger than any cost or count."""
 _OVER_GRACE: Final = timedelta(seconds=30)
+"""Age from which a hold without a running job is released."""
 _MINUTE: Final = timedelta(minutes=1)
 _CHANGED: Final = timedelta(seconds=30)
+"""Longest pause of a job that was changed while held or deferred."""
 _LESS: Final = timedelta(minutes=3)
+"""Time during which sweeps recheck a job that may need less than its hold."""
 _LONG: Final = timedelta(minutes=10)
+"""Pause of a job that is covered."""
 _SLACK_US: Final = 2_000_000
+"""Tolerance between end times and hold times, in microseconds."""
 _PAGE: Final = 1000
+"""Number of holds fetched from the gate at once."""
 
 
 class _Rest(msgspec.Struct, frozen=True):
-    """Until when a job that was looked at need not be looked at again."""
+    """Time until which a checked job needs no new check, and the state it depends on."""
 
     rules: int
     until: datetime
@@ -376,7 +399,7 @@ class _Rest(msgspec.Struct, frozen=True):
     def is_over(
         self, live: "Live", has_hold: bool, asks: tuple[object, ...], now: datetime
     ) -> bool:
-        """Whether it is time, or something has changed since."""
+        """Return True if the time has passed or something relevant has changed."""
         return (
             now >= self.until
             or self.rules != live.rules.seq
@@ -386,13 +409,13 @@ class _Rest(msgspec.Struct, frozen=True):
 
 
 class Covering:
-    """Sees that jobs are covered.
+    """Placement of SU holds for queued jobs.
 
     Args:
         settings: The whole configuration.
-        link: The way to the gate.
-        live: Knows the rules.
-        unpaid: Applies the rule to jobs that cannot be paid.
+        link: Client of the gate.
+        live: Provides the rules and prices.
+        unpaid: Applies the rule to jobs with insufficient funds.
     """
 
     def __init__(self, settings: Settings, link: GateLink, live: "Live", unpaid: "Unpaid") -> None:
@@ -408,20 +431,20 @@ class Covering:
         self._said: set[str] = set()
 
     def want(self, cluster: str, leader: int) -> None:
-        """Look at a job at the next turn."""
+        """Queue a job for the next turn."""
         self._wanted.setdefault((cluster, leader), 0)
 
     def note_change(self, cluster: str, hold: Hold, record: JobRecord, now: datetime) -> None:
-        """A job that has never started may ask for less now than is held for it."""
+        """Note that a job which never started may now need less than its hold."""
         has_run = hold.started or record.restarts or base_state(record.state) in STARTED
         if hold.amount and not has_run:
             self._less[cluster, hold.job_id] = now
 
     def want_changed(self, cluster: str, now: datetime) -> bool:
-        """Look at the jobs with changes that no poll has shown; whether there are any.
+        """Queue the jobs whose changes no poll has shown yet; return True if there are any.
 
         Raises:
-            Unavailable: The gate is away.
+            Unavailable: The gate is unavailable.
         """
         changed = self._link.holds(cluster=cluster, limit=_LAST, changed=True)
         for hold in changed:
@@ -431,22 +454,22 @@ class Covering:
         return bool(changed)
 
     def has_read(self, event: int) -> bool:
-        """Whether jobs.db has taken in an event of the journal, by its id.
+        """Return True if jobs.db has applied a journal event, by its id.
 
         Raises:
-            SqliteUnavailable: jobs.db is away.
+            SqliteUnavailable: jobs.db is unavailable.
         """
         return self._open().cursor() >= event
 
     def drop(self, cluster: str, leader: int) -> None:
-        """Forget that: the job is over."""
+        """Remove a finished job from the queue for the next turn."""
         self._wanted.pop((cluster, leader), None)
 
     def turn(self, now: datetime) -> bool:
-        """Cover the jobs that were asked for; whether there are more.
+        """Place holds for the queued jobs; return True if more are waiting.
 
         Raises:
-            Unavailable: The gate or jobs.db is away.
+            Unavailable: The gate or jobs.db is unavailable.
         """
         batch = list(self._wanted)[:_AT_ONCE]
         by_cluster: dict[str, set[int]] = {}
@@ -460,22 +483,22 @@ class Covering:
                     self._cover(key, found[leader], now)
                     self._wanted.pop(key, None)
                 elif self._wanted[key] >= _TRIES:
-                    # It was over before anybody looked, or is none of jobs.db's.
+                    # It ended before this turn, or jobs.db does not know it.
                     del self._wanted[key]
                 else:
-                    # jobs.db is behind the journal by a moment.
+                    # jobs.db is a moment behind the journal.
                     self._wanted[key] += 1
         return any(not tries for tries in self._wanted.values())
 
     def sweep(self, cluster: str, now: datetime) -> None:
-        """Compare all open holds of a cluster with all jobs that are not over.
+        """Compare all open holds of a cluster with all its unfinished jobs.
 
         Raises:
-            Unavailable: The gate or jobs.db is away.
+            Unavailable: The gate or jobs.db is unavailable.
         """
         holds = self._holds(cluster)
         waiting = grouped(self.queue(cluster))
-        # An array's tasks end one by one, and none of them tells that it was the last.
+        # Tasks of an array end one by one, and no event marks the last one.
         self._unpaid.forget_gone(cluster, waiting.keys())
         for leader, jobs in waiting.items():
             if any(needs(job.record, holds.get(leader), now) for job in jobs):
@@ -497,14 +520,14 @@ class Covering:
         }
 
     def move(self, holds: Sequence[Hold], now: datetime) -> None:
-        """Have the tasks of arrays that have not started paid by the allocations there are now.
+        """Move holds of arrays' pending tasks to the allocations that are active now.
 
         Args:
-            holds: Those of arrays that are on an allocation that has ended.
-            now: The present moment.
+            holds: Holds of arrays on an allocation that has ended.
+            now: The current time.
 
         Raises:
-            Unavailable: The gate or jobs.db is away.
+            Unavailable: The gate or jobs.db is unavailable.
         """
         changed = [hold for hold in holds if self._parted.get(hold.id) != hold]
         for cluster in {hold.cluster for hold in changed}:
@@ -522,6 +545,7 @@ class Covering:
         is_exact: bool = False,
         is_moved: bool = False,
     ) -> None:
+        """Claim a hold for a job; apply the rule if it has insufficient funds."""
         ordered = self._dearest_first(key[0], jobs)
         claim = claim_of(key, ordered, is_ours=key[1] in self._unpaid.held(key[0]))
         if claim is None:
@@ -550,7 +574,7 @@ class Covering:
             self._rest(key, jobs, now, _MINUTE, has_hold=has_hold)
 
     def _dearest_first(self, cluster: str, jobs: Sequence[Job]) -> Sequence[Job]:
-        """A job, or an array's tasks, of which single ones may have been changed."""
+        """Order jobs or tasks so that the dearest comes first; single tasks may be changed."""
         ordered = sorted(jobs, key=lambda job: (not has_started(job.record), job.job_id))
         shapes: dict[Description, Job] = {}
         for job in ordered:
@@ -571,10 +595,10 @@ class Covering:
         return [dearest, *(job for job in ordered if job is not dearest)]
 
     def _owe(self, key: Key, jobs: Sequence[Job]) -> None:
-        """Hold for what runs already, whatever the account has, since it will be charged.
+        """Place a hold for running jobs regardless of funds, since they will be charged.
 
-        Nothing else keeps others from being let in against the same money meanwhile. For an
-        array's tasks that wait nothing is held: they are not to start.
+        Without it, others would be admitted against the same SU meanwhile. Pending tasks of an
+        array get no hold: they must not start.
         """
         started = [job for job in jobs if has_started(job.record)]
         claim = claim_of(key, started) if started else None
@@ -584,16 +608,16 @@ class Covering:
     def _rest(
         self, key: Key, jobs: Sequence[Job], now: datetime, span: timedelta, *, has_hold: bool
     ) -> None:
-        """Do not ask the same again for a while: the answer would be the same."""
+        """Skip a job for a while, because the gate's answer would be the same."""
         asks = put_off(jobs, now)
         before = self._resting.get(key)
         if asks and (before is None or before.asks != asks):
-            # The gate takes the queue's word only a while after a change.
+            # For a while after a change, the gate ignores what the queue shows.
             span = min(span, _CHANGED)
         self._resting[key] = _Rest(self._live.rules.seq, now + span, has_hold, asks)
 
     def _release_if_over(self, cluster: str, leader: int, hold: Hold, now: datetime) -> None:
-        """Give back what is held for a job that ended without anybody telling the gate."""
+        """Release the hold of a job that ended without a report to the gate."""
         if not hold.confirmed:
             return
         ends = [micros_or_0(fact.record.end) for fact in self._open().run_facts(cluster, [leader])]
@@ -605,6 +629,7 @@ class Covering:
             self._link.release(hold.id, "its job is over")
 
     def _holds(self, cluster: str) -> dict[int, Hold]:
+        """Return a cluster's open holds by job id."""
         found: dict[int, Hold] = {}
         after = ""
         while True:
@@ -615,10 +640,10 @@ class Covering:
             after = page[-1].id
 
     def queue(self, cluster: str, leaders: Iterable[int] | None = None) -> list[Job]:
-        """A cluster's jobs that are not over; of some ids, or all of them.
+        """List a cluster's unfinished jobs: those with the given ids, or all.
 
         Raises:
-            SqliteUnavailable: jobs.db is away.
+            SqliteUnavailable: jobs.db is unavailable.
         """
         return self._open().unfinished_jobs(cluster, leaders)
 
@@ -628,7 +653,7 @@ class Covering:
         return self._jobs
 
     def is_ready(self) -> bool:
-        """Whether there is a jobs.db yet."""
+        """Return True if jobs.db exists."""
         try:
             self._open()
         except SqliteUnavailable:
@@ -636,14 +661,14 @@ class Covering:
         return True
 
     def close(self) -> None:
-        """Let go of jobs.db."""
+        """Close jobs.db."""
         if self._jobs is not None:
             self._jobs.close()
             self._jobs = None
 
 
 def grouped(jobs: Iterable[Job]) -> dict[int, list[Job]]:
-    """Jobs by the id that their hold is kept under; of an id that was used again the newest."""
+    """Group jobs by the id their hold is stored under; of a reused id only the newest job."""
     found: dict[int, list[Job]] = {}
     for job in jobs:
         found.setdefault(leader_of(job.record), []).append(job)
@@ -658,10 +683,10 @@ def grouped(jobs: Iterable[Job]) -> dict[int, list[Job]]:
 
 
 def needs(record: JobRecord, hold: Hold | None, now: datetime) -> bool:
-    """Whether a job in the queue is to be looked at: its hold is missing, or of something less.
+    """Return True if a queued job needs a check: its hold is missing or too small.
 
-    A job that its user holds, or that begins later, is held nothing for until it is eligible;
-    but the gate is to know what it asks for, to decide on its release.
+    A job that its user holds, or that begins later, needs no SU until it is eligible; but
+    the gate must know its request, to decide on its release.
     """
     state = base_state(record.state)
     if state not in STARTED and is_waiting_on_purpose(record, now):
@@ -683,7 +708,7 @@ def needs(record: JobRecord, hold: Hold | None, now: datetime) -> bool:
 
 
 def _is_larger(record: JobRecord, quote: Quote) -> bool:
-    """Whether it has, or asks for, more of anything than was reckoned with."""
+    """Return True if it has or requests more of any TRES than the quote assumed."""
     shown = parse_tres(record.tres_allocated) or parse_tres(record.tres_requested)
     counted = {"cpu": record.cpus or 0, "node": record.nodes or 0, "mem": shown.get("mem", 0)}
     if any(asked > quote.tres[name] for name, asked in counted.items() if quote.tres.get(name)):
@@ -695,7 +720,7 @@ def _is_larger(record: JobRecord, quote: Quote) -> bool:
         kinds: dict[str, int] = {}
         for name, amount in amounts.items():
             if name.startswith("gres/") and not (":" in name and kind_of(name) in amounts):
-                # Which type it gets is Slurm's choice, if it named none.
+                # Slurm chooses the GRES type if the job named none.
                 kinds[kind_of(name)] = kinds.get(kind_of(name), 0) + amount
         for name, amount in kinds.items():
             extras[name] = max(extras.get(name, 0), amount)
@@ -703,14 +728,14 @@ def _is_larger(record: JobRecord, quote: Quote) -> bool:
 
 
 def is_waiting_on_purpose(record: JobRecord, now: datetime) -> bool:
-    """Whether it is held, or asked not to begin before a time that is far away."""
+    """Return True if the job is held, or must not begin before a distant time."""
     if record.reason in HELD:
         return True
     return record.eligible is not None and micros(record.eligible) > micros(now) + FAR_US
 
 
 def put_off(jobs: Sequence[Job], now: datetime) -> tuple[object, ...]:
-    """What a job that waits on purpose asks for; nothing of any other."""
+    """Return the request of a job that is held or deferred; empty for any other."""
     record = jobs[0].record
     if base_state(record.state) in STARTED or not is_waiting_on_purpose(record, now):
         return ()
@@ -721,7 +746,7 @@ def put_off(jobs: Sequence[Job], now: datetime) -> tuple[object, ...]:
 
 
 def is_too_large(hold: Hold, jobs: Sequence[Job], policy: str) -> bool:
-    """Whether an array's hold covers tasks that are gone: cancelled one by one."""
+    """Return True if an array's hold includes tasks that were cancelled one by one."""
     if not hold.quote or hold.quote.tasks <= 1 or policy != "full":
         return False
     return (
@@ -730,5 +755,5 @@ def is_too_large(hold: Hold, jobs: Sequence[Job], policy: str) -> bool:
 
 
 def _is_cut_off(jobs: Sequence[Job]) -> bool:
-    """Whether an array has tasks left that Slurm does not name."""
+    """Return True if Slurm shortened the list of an array's remaining tasks."""
     return any(CUT_OFF in job.record.array_task for job in jobs)

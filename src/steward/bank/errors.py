@@ -1,35 +1,35 @@
-"""What can go wrong in the bank."""
+"""Exceptions of the bank: wrong requests, rejections, unavailable services, missing rates."""
 
 from steward.core.errors import Conflict, Missing, Refused, StewardError, Unavailable, UsageError
 
 
 class BankError(StewardError):
-    """Something in the bank cannot be done; ``offender`` is what it is about."""
+    """Error of a bank operation that cannot be done; ``offender`` is the object concerned."""
 
 
 class BankUsage(UsageError):
-    """A request of the bank is wrong: an unknown account, an amount that is none."""
+    """Error in a request to the bank, such as an unknown account or an invalid amount."""
 
 
 class NotInBank(BankUsage, Missing):
-    """There is no such account, allocation or charge."""
+    """Error: the account, allocation or charge does not exist."""
 
 
 class BankRefused(Refused):
-    """The asker may not, or the account cannot pay."""
+    """Rejection: the caller lacks the right, or the account has insufficient funds."""
 
 
 class LedgerUnavailable(Unavailable):
-    """The ledger's database cannot be used now."""
+    """Error: the ledger's database cannot be used now."""
 
 
 class GateUnavailable(Unavailable):
-    """The gate does not answer now."""
+    """Error: the gate does not answer now."""
 
 
 class NoRate(BankError, Conflict):
-    """Nothing says what a partition costs, nor that it is free; ``offender`` is its name."""
+    """Error: a partition has no rate and is not marked free; ``offender`` is its name."""
 
 
 class NoEstimate(BankError, Conflict):
-    """What a job may cost cannot be told: its partition is unknown, an array has no tasks."""
+    """Error: no estimate is possible, as for an unknown partition or an array without tasks."""

@@ -1,7 +1,9 @@
-"""Keeps the gate's books, rules and pictures up to date, and has it take settlements.
+"""Gate synchronization: send balances, rules, cluster models and settlements to the gate.
 
-What the ledger knows is pushed whenever it is newer than what the gate has, so
-that either of them can be killed, restored or begin anew at any time.
+:class:`Live` pushes whatever the ledger has newer than the gate, so that either can be killed,
+restored or replaced at any time; with a shared ledger it also keeps the lease of the deciding
+gate. :class:`Pictures` queries each cluster's configuration from its Slurm and keeps it in
+the ledger. :func:`pricing_of` gives other processes the inputs of charges.
 """
 
 import logging
@@ -32,28 +34,33 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PICTURE_S: Final = 60.0
-"""Longest time that a picture is kept without asking for all of it again, in seconds."""
+"""Longest time a cluster model is kept before a complete new query, in seconds."""
 MARK_S: Final = 2.0
-"""Least time between two comparisons of a cluster's configuration, in seconds."""
+"""Shortest time between two checks of a cluster's configuration, in seconds."""
 SETTLING_S: Final = 60.0
-"""Time after a change of a cluster's configuration in which its picture is taken again and
-again, in seconds: slurmd tells slurmctld of a node's GRES only when it registers."""
+"""Time after a configuration change with repeated queries of the cluster, in seconds.
+
+slurmd reports a node's GRES to slurmctld only when it registers.
+"""
 LEASE_S: Final = 15.0
-"""So long one of several gates may decide without hearing from who holds the lease for it."""
+"""Longest time one of several gates may decide without word from its lease holder, in seconds."""
 
 _LEASE: Final = "gate"
+"""Name of the lease of the deciding gate."""
 _SETTLEMENTS: Final = 1000
+"""Maximum number of settlements sent to the gate at once."""
 _SECRET: Final = "gate.secret"  # noqa: S105 -- the mark's name
+"""Name of the ledger's note with the gates' common secret."""
 
 
 class Live:
-    """What the bank's process and the gate share.
+    """Synchronization of the gate with the ledger, and the inputs of charges.
 
     Args:
         settings: The whole configuration.
         ledger: The ledger.
-        link: The way to the gate.
-        clock: Seconds, growing.
+        link: Client of the gate.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -70,22 +77,22 @@ class Live:
         self._rules = Rules(seq=-1)
         self._books: Books | None = None
         self._lease: Lease | None = None
-        # Where no other gate can decide, this one goes on without the ledger as it is told to.
+        # If no other gate can decide, this one may go on without the ledger as configured.
         is_one_of_many = settings.gate.listen or settings.gate.ask
         self._lease_s = LEASE_S if is_one_of_many else max(LEASE_S, settings.bank.without_ledger_s)
         self._holder = f"{socket.gethostname()}:{os.path.abspath(settings.state_dir)}"
         self._pictures = Pictures(settings, ledger, clock)
         self._said: set[str] = set()
         self.seq = -1
-        """Position of the ledger that the gate was told of last."""
+        """Position of the ledger that the gate received last."""
 
     @property
     def rules(self) -> Rules:
-        """Modes and rates, as the gate has them."""
+        """Return the modes and rates that the gate has."""
         return self._rules
 
     def pricing(self, cluster: str) -> Pricing:
-        """What charges of a cluster's jobs are reckoned by."""
+        """Return the inputs of charges for a cluster's jobs."""
         of = self._settings.cluster.get(cluster)
         picture = self._pictures.of(cluster)
         zone = of.timezone if of and of.timezone else picture.zone if picture else ""
@@ -94,27 +101,27 @@ class Live:
         )
 
     def expire_picture(self, cluster: str) -> None:
-        """Have a cluster's Slurm asked again at the next push: its slurm.conf may have changed."""
+        """Query a cluster again at the next push, because its slurm.conf may have changed."""
         self._pictures.expire(cluster)
 
     def refresh(self) -> None:
-        """Read the rules, where they have changed, and let what charges need be known.
+        """Read the rules again if they have changed.
 
         Raises:
-            LedgerUnavailable: The ledger's database is away.
+            LedgerUnavailable: The ledger's database is unreachable.
         """
         with self._ledger.reading() as t:
             if t.seq != self.seq or self._rules.seq < 0:
                 self._rules = t.rules()
 
     def push(self) -> Books:
-        """Tell the gate all that is new to it.
+        """Send the gate everything that is new to it.
 
         Returns:
-            The books that it was told: the accounts that have changed.
+            The accounts sent: those that have changed.
 
         Raises:
-            LedgerUnavailable, GateUnavailable: One of them is away.
+            LedgerUnavailable, GateUnavailable: One of them is unavailable.
         """
         self._pictures.look()
         self._keep_lease()
@@ -124,7 +131,7 @@ class Live:
             is_news = seq != self.seq or state.rules != self._rules.seq
             if is_news:
                 self._rules = t.rules()
-            # A ledger that was restored from a backup is behind what the gate has seen of it.
+            # A ledger restored from a backup is behind what the gate has.
             books = t.books(after_seq=state.position if state.position <= seq else 0)
         if state.rules != self._rules.seq:
             self._link.rules(self._rules)
@@ -141,12 +148,14 @@ class Live:
         return books
 
     def _tell_uncounted(self, picture: Picture) -> None:
+        """Log, once each, the TRES that rates weigh but Slurm does not count."""
         for one in uncounted(self._rules.rates, picture):
             if one.what not in self._said:
                 self._said.add(one.what)
                 log.error("%s", one.what)
 
     def _settle(self, state: GateState, books: Books) -> None:
+        """Send the settlements that the gate has not applied yet."""
         after = state.settled
         while True:
             with self._ledger.reading() as t:
@@ -157,7 +166,7 @@ class Live:
             after = settlements[-1].seq
 
     def _keep_lease(self) -> None:
-        """With a ledger that others may share, see that one gate alone decides."""
+        """With a shared ledger, hold the lease that lets only one gate decide."""
         if not self._settings.bank.database.startswith("postgresql"):
             return
         began = self._clock()
@@ -174,6 +183,7 @@ class Live:
                 t.set_mark(_SECRET, known)
 
     def _renewed(self) -> "Lease | None":
+        """Renew the lease of the deciding gate, or take it if it is free."""
         from steward.bank.ledger.outbox import LeaseLost
 
         leases = self._ledger.leases
@@ -182,11 +192,11 @@ class Live:
                 return leases.renew(self._lease, self._lease_s)
             except LeaseLost as error:
                 log.warning("%s", error)
-        # Each that is taken is a new one, for which the gate asks Slurm for all tokens again.
+        # Each new lease has a new number; the gate then reads all tokens from Slurm again.
         return leases.take(_LEASE, self._holder, self._lease_s)
 
     def close(self) -> None:
-        """Let others decide."""
+        """Release the lease, so that another gate may decide."""
         if self._lease is None:
             return
         try:
@@ -197,16 +207,16 @@ class Live:
 
 
 class Pictures:
-    """What each cluster looks like, asked of its Slurm now and then, and kept in the ledger.
+    """Cluster models, queried from Slurm periodically and stored in the ledger.
 
-    The configuration's mark is compared every few seconds, so that weights hold soon after
-    slurmctld restarts or reconfigures, also where no sensor tells of it. For a minute after
-    that the whole picture is taken again, in gaps that double: nodes register late.
+    A mark of the configuration is compared every few seconds, so that new weights apply soon
+    after slurmctld restarts or reconfigures, even without a sensor event. For a minute after a
+    change the whole model is queried repeatedly, at doubling intervals: nodes register late.
 
     Args:
         settings: The whole configuration.
         ledger: The ledger.
-        clock: Seconds, growing.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(
@@ -231,21 +241,21 @@ class Pictures:
         self._is_read = False
 
     def of(self, cluster: str) -> Picture | None:
-        """The picture of a cluster; None where nobody has seen it yet."""
+        """Return the model of a cluster; None if it was never queried."""
         self._read()
         return self._known.get(cluster)
 
     def all(self) -> list[tuple[str, Picture]]:
-        """Every picture there is, with the cluster's name."""
+        """Return all models with their cluster names."""
         return list(self._known.items())
 
     def expire(self, cluster: str) -> None:
-        """Ask a cluster's Slurm at the next :meth:`look`, however fresh its picture is."""
+        """Query a cluster at the next :meth:`look`, however recent its model is."""
         self._due.pop(cluster, None)
         self._whole_due.pop(cluster, None)
 
     def look(self) -> None:
-        """Ask each cluster's Slurm, where it is time to; one that is away keeps its picture."""
+        """Query each cluster that is due; an unreachable one keeps its model."""
         self._read()
         for cluster, slurm in self._slurms.items():
             now = self._clock()
@@ -261,21 +271,21 @@ class Pictures:
             else:
                 self._said.pop(cluster, None)
             finally:
-                # Without a picture nothing can be priced there: so it is asked again soon.
+                # Without a model nothing can be priced, so retry soon.
                 longest_s = PICTURE_S if cluster in self._known else MARK_S
                 cost_s = self._clock() - now - repeated_s
-                # slurmctld answers late once when it reads its configuration again.
+                # slurmctld answers slowly once after reading its configuration: use the lower cost.
                 gap_s = COST_FACTOR * min(cost_s, self._cost_s.get(cluster, cost_s))
                 self._cost_s[cluster] = cost_s
                 self._due[cluster] = now + min(max(MARK_S, gap_s), longest_s)
 
     def _refresh(self, cluster: str, slurm: Slurm, now: float) -> float:
-        """Ask for a new picture if the configuration differs or the picture is due.
+        """Query the model if the configuration changed or the model is due.
 
         Returns:
-            Seconds that a picture took whose gap to the next follows from them already, or 0.
+            Seconds the query took if its cost is already in the next interval, otherwise 0.
         """
-        # The mark comes first: a change while the picture is taken differs at the next look.
+        # Read the mark first: a change during the query then shows at the next check.
         mark = slurm.configuration_mark()
         is_changed = mark != self._marks.get(cluster)
         if not is_changed and now < self._whole_due.get(cluster, now):
@@ -295,7 +305,7 @@ class Pictures:
         return 0.0 if is_changed else cost_s
 
     def _next_gap_s(self, cluster: str, now: float, cost_s: float) -> float:
-        """Seconds until the next whole picture: few and growing until the cluster is settled."""
+        """Return seconds until the next query: short and doubling until the cluster settles."""
         if now >= self._settled_at[cluster]:
             return PICTURE_S
         gap_s = max(self._gap_s[cluster], COST_FACTOR * cost_s)
@@ -303,6 +313,7 @@ class Pictures:
         return min(gap_s, PICTURE_S)
 
     def _read(self) -> None:
+        """Read the stored models from the ledger, once."""
         if self._is_read:
             return
         with self._ledger.reading() as t:
@@ -316,15 +327,15 @@ class Pictures:
         try:
             self._known[cluster] = msgspec.json.decode(kept, type=Picture)
         except msgspec.MsgspecError as error:
-            # Of another version of Steward: the next look makes a new one.
+            # Written by another version of Steward: the next query replaces it.
             log.info("the kept picture of cluster %s cannot be read: %s", cluster, error)
 
 
 def picture_of(ledger: "Ledger", cluster: str) -> Picture | None:
-    """The picture of a cluster that was kept last; None where there is none.
+    """Return the model of a cluster stored last; None if there is none.
 
     Raises:
-        LedgerUnavailable: The ledger's database is away.
+        LedgerUnavailable: The ledger's database is unreachable.
     """
     with ledger.reading() as t:
         kept = t.mark(_mark(cluster))
@@ -335,10 +346,10 @@ def picture_of(ledger: "Ledger", cluster: str) -> Picture | None:
 
 
 def pricing_of(settings: Settings, ledger: "Ledger", cluster: str) -> Pricing:
-    """What charges of a cluster's jobs are reckoned by, for whoever is not the bank's process.
+    """Return the inputs of a cluster's charges, for processes other than the bank's.
 
     Raises:
-        LedgerUnavailable: The ledger's database is away.
+        LedgerUnavailable: The ledger's database is unreachable.
     """
     picture = picture_of(ledger, cluster)
     of = settings.cluster.get(cluster)

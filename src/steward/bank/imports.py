@@ -1,7 +1,13 @@
-"""A plan: what is to be in the ledger, told by a file, and how it gets there.
+"""Bank imports: read accounts, users, money and rates from files into a plan, and apply it.
 
-Whatever is there already as the plan has it is left alone, so a file can be
-brought in again; money has a key made of what its line says, for the same reason.
+- :class:`Plan`, :func:`carry_out`: the wanted contents, and their transfer to the ledger.
+- :func:`read_bank_config`: ``bank-config.toml`` of slurm-banking-plugins (rates).
+- :func:`read_csv`: a table of accounts, users and allocations; see ``COLUMNS``.
+- :func:`read_dump`, :func:`of_associations`: accounts and users from ``sacctmgr dump``, or from
+  slurmdbd.
+
+Imports are repeatable: existing entries stay, and money has an idempotency key made from the
+contents of its line.
 """
 
 import csv
@@ -30,22 +36,24 @@ if TYPE_CHECKING:
 
 
 _DIGEST: Final = 16
+"""Length of the digest in idempotency keys, in hexadecimal digits."""
 _NAME: Final = re.compile(r"[^\s,|:;\"'\x00-\x1f]{1,128}")
+"""Names of accounts, users, partitions and QOS."""
 
 
 class PlannedMoney(msgspec.Struct, frozen=True, kw_only=True):
-    """An allocation, or money for an account's open-ended one.
+    """Planned allocation, or deposit into an account's open-ended allocation.
 
     Attributes:
-        account: Whose it is.
-        amount: Micro-SU.
-        begin: From when on, of an allocation; None for now.
-        end: Until when; None for what goes into the open-ended one.
-        rollover: What becomes of the rest.
-        note: What it is, for people.
-        line: Number of the file's line.
-        says: What tells it from other money of the account and the same amount, as the
-            file has it; part of its key, so that lines may move within the file.
+        account: The account.
+        amount: Amount, in micro-SU.
+        begin: Start of an allocation; None for now.
+        end: End of an allocation; None for a deposit into the open-ended one.
+        rollover: What happens to the balance at the end.
+        note: Description, for people.
+        line: Line number in the file.
+        says: Remaining cells of the line as written; part of the idempotency key, so that
+            lines may move within the file.
     """
 
     account: str
@@ -59,14 +67,14 @@ class PlannedMoney(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, kw_only=True):
-    """What is to be in the ledger.
+    """Wanted contents of the ledger.
 
     Attributes:
-        accounts: By name, parents anywhere among them.
+        accounts: Accounts by name; parents may come in any order.
         members: Users in accounts.
         money: Allocations and deposits.
-        rates: What jobs cost.
-        remarks: What of the file was passed over, and why.
+        rates: Rates of partitions.
+        remarks: Parts of the file that were skipped, and why.
     """
 
     accounts: dict[str, Account] = msgspec.field(default_factory=dict)
@@ -77,14 +85,14 @@ class Plan(msgspec.Struct, kw_only=True):
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that an import does.
+    """Change made by an import.
 
     Attributes:
         what: ``account``, ``user``, ``allocation``, ``deposit`` or ``rate``.
-        name: Which one.
+        name: Name of the object.
         how: ``create``, ``change`` or ``keep``.
-        detail: What is new about it.
-        amount: Micro-SU; None for what is no money.
+        detail: The new properties.
+        amount: Amount in micro-SU; None if it is not about money.
     """
 
     what: str
@@ -95,10 +103,10 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def named(name: str, what: str) -> str:
-    """A name that Slurm could have.
+    """Return the name if Slurm could have it.
 
     Raises:
-        BankUsage: It could not.
+        BankUsage: The name is invalid.
     """
     if not _NAME.fullmatch(name):
         raise BankUsage(f"{name!r} is no name of {what}", name)
@@ -106,19 +114,19 @@ def named(name: str, what: str) -> str:
 
 
 def carry_out(t: "Transaction", plan: Plan, by: By) -> list[Change]:
-    """Bring a plan into the ledger; what is there already stays.
+    """Apply a plan to the ledger; existing entries stay.
 
     Args:
-        t: A transaction of the ledger; a dry run rolls it back.
-        plan: What is to be there.
-        by: Who does it, and the name of the file in ``key``.
+        t: Transaction of the ledger; a dry run rolls it back.
+        plan: The wanted contents.
+        by: Author; its ``key`` is the name of the file.
 
     Returns:
-        What was done, in order.
+        The changes made, in order.
 
     Raises:
-        BankUsage: A parent is unknown, accounts are each other's parents, money that the file
-            gave before is another now, or a rate is none.
+        BankUsage: A parent is unknown, parents form a cycle, money from an earlier import has
+            changed in the file, or a rate is invalid.
     """
     for rate in plan.rates:
         check_rate(rate)
@@ -133,6 +141,7 @@ def carry_out(t: "Transaction", plan: Plan, by: By) -> list[Change]:
 
 
 def _parents_first(t: "Transaction", plan: Plan) -> list[Account]:
+    """Sort the planned accounts so that parents come before their children."""
     left = dict(plan.accounts)
     done: dict[str, Account] = {}
     while left:
@@ -153,12 +162,13 @@ def _parents_first(t: "Transaction", plan: Plan) -> list[Account]:
 
 
 def _plan_account(t: "Transaction", wanted: Account, by: By) -> Change:
+    """Create or change an account as planned; existing properties stay."""
     known = t.accounts.get(wanted.name)
     own = By(who=by.who, why=by.why, at=by.at)
     if known is None or not known.known:
         t.accounts.create(wanted, own)
         return Change(what="account", name=wanted.name, how="create", detail=_said(wanted))
-    # A file that says nothing of these leaves what was set here.
+    # Properties missing from the file keep their values in the ledger.
     merged = msgspec.structs.replace(
         known,
         parent=wanted.parent or known.parent,
@@ -189,6 +199,7 @@ def _plan_account(t: "Transaction", wanted: Account, by: By) -> Change:
 
 
 def _said(one: Account) -> str:
+    """Describe the properties of an account in a phrase."""
     parts = [f"below {one.parent}" if one.parent else "", ", ".join(one.owners)]
     parts.append("draws on its parent" if one.draws_on_parent else "")
     parts.append("only listed users" if one.only_listed else "")
@@ -196,6 +207,7 @@ def _said(one: Account) -> str:
 
 
 def _member(t: "Transaction", wanted: Member, by: By) -> Change:
+    """Add a planned user to an account, or change their limit."""
     name = f"{wanted.user} in {wanted.account}"
     known = {one.user: one for one in t.accounts.users(wanted.account)}.get(wanted.user)
     limit = wanted.limit if wanted.limit is not None or known is None else known.limit
@@ -208,7 +220,7 @@ def _member(t: "Transaction", wanted: Member, by: By) -> Change:
 
 
 def _keyed(wanted: Iterable[PlannedMoney], by: By) -> dict[str, PlannedMoney]:
-    """Money under its key: the account, the amount, a digest of the rest, and which of its like."""
+    """Index money by idempotency key: account, amount, digest of the rest, counter."""
     seen: Counter[str] = Counter()
     found = {}
     for one in wanted:
@@ -222,11 +234,11 @@ def _keyed(wanted: Iterable[PlannedMoney], by: By) -> dict[str, PlannedMoney]:
 def _no_contradiction(
     t: "Transaction", plan: Plan, money: Mapping[str, PlannedMoney], by: By
 ) -> None:
-    """Refuse a line that may be an old one that was changed: its money would be given twice.
+    """Reject a line that may be a changed old line: its money would be given twice.
 
     Raises:
-        BankUsage: An account gets something new, and something that the file gave it before
-            is not in the file any more, though it has not ended.
+        BankUsage: An account gets new money, and earlier money from this file that has not
+            ended is missing from the file.
     """
     accounts = {one.account for one in plan.money} | set(plan.accounts)
     gone: dict[str, Transfer] = {}
@@ -259,7 +271,7 @@ def _no_contradiction(
 
 
 def _is_open(t: "Transaction", made: Transfer, by: By) -> bool:
-    """Whether money that was given has not ended."""
+    """Return True if the allocation of an earlier deposit has not ended."""
     numbers = {entry.allocation for entry in made.entries if entry.allocation}
     found = [t.allocations.get(number) for number in numbers]
     return any(
@@ -268,6 +280,7 @@ def _is_open(t: "Transaction", made: Transfer, by: By) -> bool:
 
 
 def _plan_money(t: "Transaction", wanted: PlannedMoney, key: str, by: By) -> Change:
+    """Create a planned allocation or deposit, unless its key was used before."""
     own = By(who=by.who, why=wanted.note or by.why, key=key, at=by.at)
     what = "deposit" if wanted.end is None else "allocation"
     if t.transfers.by_key(key) is not None:
@@ -292,6 +305,7 @@ def _plan_money(t: "Transaction", wanted: PlannedMoney, key: str, by: By) -> Cha
 
 
 def _plan_rate(t: "Transaction", wanted: Rate, by: By) -> Change:
+    """Add a planned rate, unless an equal one exists."""
     name = f"{wanted.cluster} {wanted.partition}"
     for one in t.rates.all(wanted.cluster):
         if _same(one, wanted):
@@ -301,7 +315,7 @@ def _plan_rate(t: "Transaction", wanted: Rate, by: By) -> Change:
 
 
 def _same(one: Rate, other: Rate) -> bool:
-    """Whether two rates say the same, whatever their number and beginning."""
+    """Compare two rates, ignoring number, start of validity and creation time."""
     ours = {"number": 0, "valid_from": None, "created_us": 0}
     plain = msgspec.structs.replace(one, **ours)
     return plain == msgspec.structs.replace(other, **ours)
@@ -309,26 +323,29 @@ def _same(one: Rate, other: Rate) -> bool:
 
 _PERMILLE: Final = 1000
 _DIGITS: Final = 30
+"""Maximum number of digits of a number in TOML."""
 _SHOWN: Final = 200
+"""Maximum length of text quoted in an error."""
 _KNOWN: Final = frozenset({"Enable", "PartitionPrice", "QosMultiplier", "API"})
+"""Tables of bank-config.toml that are known."""
 
 
 def read_bank_config(text: str, cluster: str) -> Plan:
-    """The plan that a file makes: a rate for each partition.
+    """Read a ``bank-config.toml`` into a plan: one rate for each partition.
 
     Args:
-        text: The file.
-        cluster: Whose partitions these are.
+        text: Content of the file.
+        cluster: Cluster of its partitions.
 
     Raises:
-        BankUsage: It is no such file, or a price is none.
+        BankUsage: It is not such a file, or a price is invalid.
     """
     try:
         found = tomllib.loads(text, parse_float=Decimal)
     except RecursionError as error:
         raise BankUsage("that is no TOML: it is nested too deeply", text[:_SHOWN]) from error
     except ValueError as error:
-        # Of TOML's own kind; or of Python, where a number has thousands of digits.
+        # From tomllib, or from Python's int() for numbers with thousands of digits.
         raise BankUsage(f"that is no TOML: {error}", text[:_SHOWN]) from error
     prices = _table(found, "PartitionPrice")
     if not prices:
@@ -355,12 +372,13 @@ def read_bank_config(text: str, cluster: str) -> Plan:
 
 
 def _read_rate(cluster: str, partition: str, value: Any, qos: dict[str, int]) -> Rate:
+    """Build the rate of a partition of bank-config.toml."""
     amount = _amount(partition, value)
     return Rate(
         cluster=cluster,
         partition=partition,
         weights={"cpu": amount} if amount else {},
-        # Written down as free, where it stood there with a price of nothing.
+        # A price of zero there becomes an explicit "free" here.
         free=not amount,
         qos_permille={name: factor for name, factor in qos.items() if factor != _PERMILLE}
         if amount
@@ -370,6 +388,7 @@ def _read_rate(cluster: str, partition: str, value: Any, qos: dict[str, int]) ->
 
 
 def _table(found: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a table of the TOML file; empty if absent."""
     table = found.get(name, {})
     if not isinstance(table, dict):
         raise BankUsage(f"{name} is no table", name)
@@ -377,6 +396,7 @@ def _table(found: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _amount(partition: str, value: Any) -> int:
+    """Parse a price into micro-SU."""
     amount = money.parse(_text(partition, value))
     if amount < 0:
         raise BankUsage(f"{partition} costs less than nothing", value)
@@ -384,6 +404,7 @@ def _amount(partition: str, value: Any) -> int:
 
 
 def _permille(qos: str, value: Any) -> int:
+    """Parse a multiplier into thousandths."""
     amount = money.parse(_text(qos, value))
     factor, rest = divmod(amount * _PERMILLE, money.MICRO)
     if amount < 0 or rest:
@@ -392,13 +413,14 @@ def _permille(qos: str, value: Any) -> int:
 
 
 def _text(name: str, value: Any) -> str:
+    """Return a TOML number as text, exactly."""
     if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
         raise BankUsage(f"{name} is no number: {value!r}", value)
     if isinstance(value, Decimal):
         if not value.is_finite():
             raise BankUsage(f"{name} is no number: {value}", value)
         if max(abs(value.adjusted()), len(value.as_tuple().digits)) > _DIGITS:
-            # Written out it would be as long as its exponent is large.
+            # Written out, the number would be as long as its exponent is large.
             raise BankUsage(f"{name} is beyond any amount: {value:.3e}", str(value)[:_SHOWN])
         return f"{value:f}"
     return str(value)
@@ -408,22 +430,23 @@ COLUMNS: Final = (
     *("account", "parent", "owners", "credit", "draws_on_parent", "only_listed", "note"),
     *("user", "limit", "amount", "begin", "end", "rollover"),
 )
+"""Columns of the CSV table."""
 _YES: Final = frozenset({"1", "yes", "true", "y"})
 _NO: Final = frozenset({"", "0", "no", "false", "n"})
 
 Moment = Callable[[str], datetime | None]
-"""The moment that a text means; None for ""."""
+"""Function that parses a time; it returns None for ""."""
 
 
 def read_csv(text: str, moment: Moment) -> Plan:
-    """The plan that a table makes.
+    """Read a CSV table into a plan.
 
     Args:
         text: The table.
-        moment: Reads times.
+        moment: Parses times.
 
     Raises:
-        BankUsage: A line cannot be understood; it is named by its number.
+        BankUsage: A line is invalid; the message names its number.
     """
     reader = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
     plan = Plan()
@@ -447,6 +470,7 @@ def read_csv(text: str, moment: Moment) -> Plan:
 
 
 def _heads(cells: list[str]) -> list[str]:
+    """Check the header line and return the column names."""
     heads = [cell.lower().replace(" ", "_") for cell in cells]
     unknown = [name for name in heads if name not in COLUMNS]
     if unknown:
@@ -465,6 +489,7 @@ def _fields(heads: list[str], cells: list[str]) -> dict[str, str]:
 
 
 def _line(plan: Plan, fields: dict[str, str], moment: Moment, number: str) -> None:
+    """Read one line of the CSV table into the plan."""
     account = named(fields.get("account", "").lower(), "an account")
     _read_account(plan, account, fields)
     user = fields.get("user", "")
@@ -482,7 +507,7 @@ def _line(plan: Plan, fields: dict[str, str], moment: Moment, number: str) -> No
 
 
 def _read_account(plan: Plan, name: str, fields: dict[str, str]) -> None:
-    """Take in what a line says of its account; what it leaves empty another may have said."""
+    """Merge a line's account properties into the plan; empty cells leave earlier values."""
     known = plan.accounts.get(name) or Account(name=name)
     parent = fields.get("parent", "").lower()
     owners = tuple(
@@ -503,6 +528,7 @@ def _read_account(plan: Plan, name: str, fields: dict[str, str]) -> None:
 def _read_money(
     plan: Plan, account: str, fields: dict[str, str], moment: Moment, number: str
 ) -> None:
+    """Add a line's allocation or deposit to the plan."""
     amount = fields.get("amount", "")
     if not amount:
         if any(fields.get(name) for name in ("begin", "end", "rollover")):
@@ -523,7 +549,7 @@ def _read_money(
             rollover="next" if rollover == "next" else "none",
             note=note,
             line=number,
-            # As it is written: "now+1year" is the same line tomorrow.
+            # Times as written: "now+1year" must give the same key tomorrow.
             says="\0".join((fields.get("begin", ""), fields.get("end", ""), rollover, note)),
         )
     )
@@ -536,6 +562,7 @@ def _positive(amount: int) -> int:
 
 
 def _yes(fields: dict[str, str], name: str) -> bool:
+    """Parse a yes or no cell."""
     said = fields.get(name, "").lower()
     if said not in _YES | _NO:
         raise BankUsage(f"{name} is yes or no, not {said!r}")
@@ -545,14 +572,14 @@ def _yes(fields: dict[str, str], name: str) -> bool:
 _LINE: Final = re.compile(r"(Cluster|Parent|Account|User)\s+-\s+'?([^':]*)'?(.*)")
 _FIELD: Final = re.compile(r":([A-Za-z]+)=(?:'((?:[^'\\]|\\.)*)'|([^:]*))")
 ROOT: Final = "root"
-"""The account at the top of Slurm's tree, which no job runs under."""
+"""Account at the top of Slurm's tree, under which no job runs."""
 
 
 def read_dump(text: str) -> Plan:
-    """The plan that a file of ``sacctmgr dump`` makes (sacctmgr(1), "Flat file dump and load").
+    """Read a file of ``sacctmgr dump`` into a plan (sacctmgr(1), "Flat file dump and load").
 
     Raises:
-        BankUsage: It is no such file.
+        BankUsage: It is not such a file.
     """
     plan = Plan()
     owners: dict[str, list[str]] = {}
@@ -589,14 +616,14 @@ def read_dump(text: str) -> Plan:
 def of_associations(
     rows: Iterable[tuple[str, str, str]], coordinators: Mapping[str, Iterable[str]]
 ) -> Plan:
-    """The plan that slurmdbd's associations make.
+    """Convert slurmdbd's associations into a plan.
 
     Args:
-        rows: Account, parent ("" in a user's) and user ("" in an account's own).
-        coordinators: By account the users who coordinate it.
+        rows: Account, parent ("" in a user's row) and user ("" in an account's row).
+        coordinators: By account, the users who coordinate it.
 
     Raises:
-        BankUsage: A name is none.
+        BankUsage: A name is invalid.
     """
     plan = Plan()
     for account, parent, user in rows:
@@ -609,7 +636,7 @@ def of_associations(
 
 
 def add_account(plan: Plan, name: str, parent: str, note: str) -> None:
-    """Plan an account; the tree's top is none, and what is below it has no parent."""
+    """Add an account to the plan; root is left out, so its children have no parent."""
     own = name.lower()
     if own == ROOT:
         return
@@ -622,7 +649,7 @@ def add_account(plan: Plan, name: str, parent: str, note: str) -> None:
 
 
 def add_user(plan: Plan, user: str, account: str) -> None:
-    """Plan a user in an account; in the tree's top there are only officers."""
+    """Add a user to the plan; users of root are only administrators and left out."""
     own = account.lower()
     if own == ROOT or not user:
         return
@@ -632,7 +659,7 @@ def add_user(plan: Plan, user: str, account: str) -> None:
 
 
 def add_owners(plan: Plan, owners: Mapping[str, Iterable[str]]) -> None:
-    """Let coordinators own their accounts."""
+    """Make coordinators the owners of their accounts."""
     for account, users in owners.items():
         known = plan.accounts.get(account)
         if known is not None:

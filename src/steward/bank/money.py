@@ -1,7 +1,7 @@
-"""Amounts: integer micro-SU inside, the site's unit and decimals outside.
+"""Amounts of money: parse, round and format; integer micro-SU inside Steward.
 
-Rounding happens once, half up, at the end of a calculation; until then amounts
-are fractions.
+:func:`parse` reads an amount typed by a person, :func:`show` formats one for people,
+:func:`plain` for programs. Calculations use fractions and round once, half up, at the end.
 """
 
 import re
@@ -16,30 +16,32 @@ MICRO: Final = 1_000_000
 """Micro-SU in one SU."""
 
 MOST: Final = 2**62
-"""No amount is larger: databases keep 63 bits."""
+"""Largest amount: databases store 63 bits."""
 
 _LONGEST: Final = 100
+"""Maximum length of an amount as text."""
 _AMOUNT: Final = re.compile(r"([+-]?)([0-9][0-9_, ]*)(?:\.([0-9]{1,6})0*)?")
+"""Amount as text: sign, digits with separators, up to six decimals."""
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """What one unit is called, and how many decimals amounts are shown with."""
+    """Name of the site's unit, and the number of decimals that amounts are shown with."""
 
     name: str = "SU"
     decimals: int = 2
 
 
 def rounded(amount: Fraction) -> int:
-    """A fraction of micro-SU as whole micro-SU, half up (half away from zero if negative)."""
+    """Round to whole micro-SU, half up (half away from zero for negative amounts)."""
     sign = -1 if amount < 0 else 1
     return sign * int(abs(amount) + Fraction(1, 2))
 
 
 def parse(text: str) -> int:
-    """The micro-SU that a person means by ``1,250.5`` or ``-3``.
+    """Parse an amount in SU, such as ``1,250.5`` or ``-3``, into micro-SU.
 
     Raises:
-        BankUsage: It is no amount, has more than six decimals, or is beyond all measure.
+        BankUsage: It is not an amount, has more than six decimals, or is too large.
     """
     found = _AMOUNT.fullmatch(text.strip())
     if not found:
@@ -55,9 +57,9 @@ def parse(text: str) -> int:
 
 
 def show(amount: int, unit: Unit | None = None) -> str:
-    """An amount for people: ``-1,250.50``, with the unit's name behind where one is given.
+    """Format an amount for people, such as ``-1,250.50``; with the unit's name if given.
 
-    What is less than the last decimal is rounded half up, but never to zero: ``0.000001``.
+    Amounts below the last decimal are rounded half up, but never to zero: ``0.000001``.
     """
     decimals = 2 if unit is None else unit.decimals
     step = 10 ** (6 - decimals)
@@ -72,6 +74,6 @@ def show(amount: int, unit: Unit | None = None) -> str:
 
 
 def plain(amount: int) -> str:
-    """An amount for programs: ``-1250.500000``, exact."""
+    """Format an amount for programs, exactly: ``-1250.500000``."""
     whole, part = divmod(abs(amount), MICRO)
     return f"{'-' if amount < 0 else ''}{whole}.{part:06}"

@@ -1,9 +1,12 @@
-"""How the bank tells people: by mail, and by a post to the site's webhook.
+"""Bank notices: mails and webhook posts about used-up allocations, and monthly statements.
 
-Whoever keeps a notice sends it again until that raises nothing: a mail comes
-twice rather than not at all. So that the one does not come again because the other
-fails, whoever keeps it takes it apart first. A webhook's URL is a secret of the
-site's: of it no more than the host is said.
+- :class:`Notice`, :func:`send`: deliver a notice. The sender repeats until no error is
+  raised, so a mail may arrive twice rather than never. :func:`parts` splits a notice by way
+  first, so that a failing webhook does not repeat the mail.
+- :func:`queue_threshold_notices`: find thresholds crossed since the last check.
+- :func:`mail_due`: put last month's statements into the outbox.
+
+A webhook's URL is a secret: messages name only its host.
 """
 
 import logging
@@ -38,26 +41,27 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.+=~-]{0,127}(?:@[A-Za-z0-9.-]{1,255})?")
+"""Mail addresses and local user names that a mail can be sent to."""
 
 
 class NoticeNotSent(Unavailable):
-    """A notice did not reach the webhook, or nobody knows whether it did."""
+    """Error: a notice did not reach the webhook, or it is unknown whether it did."""
 
 
 class NoticeRefused(NoticeNotSent):
-    """The webhook does not take a notice: to tell it again is of little use."""
+    """Error: the webhook rejects a notice, so a retry is of little use."""
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that people are to be told.
+    """Message to people about their account.
 
     Attributes:
         kind: ``bank.threshold`` or ``bank.statement``.
-        subject: One line.
-        text: The mail's.
-        to: Users, or addresses, beside those that get every notice.
-        body: What the webhook is told, as JSON.
-        by: The one way that it is to go; "" for all.
+        subject: Subject, one line.
+        text: Text of the mail.
+        to: Users or addresses, in addition to those that get every notice.
+        body: Content for the webhook, as JSON.
+        by: The only way to send it; "" for all ways.
     """
 
     kind: str
@@ -69,7 +73,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parts(settings: Settings, notice: Notice) -> list[Notice]:
-    """A notice for each way that it is to go, so that each is tried again by itself."""
+    """Split a notice into one for each way, so that each is retried separately."""
     if notice.by:
         return [notice]
     found = []
@@ -81,15 +85,15 @@ def parts(settings: Settings, notice: Notice) -> list[Notice]:
 
 
 def send(settings: Settings, notice: Notice) -> None:
-    """Send a notice to whom the configuration says; where it says nobody, nothing is done.
+    """Send a notice to the configured recipients; do nothing if there are none.
 
-    Takes at most [mail].timeout_s and ten seconds.
+    Takes at most [mail].timeout_s plus ten seconds.
 
     Raises:
-        NotTaken: The mail was refused.
-        NotSent: It was not sent: try again later.
-        NoticeRefused: The webhook refuses it.
-        NoticeNotSent: The webhook does not answer now: try again later.
+        NotTaken: The mail was rejected.
+        NotSent: The mail was not sent: retry later.
+        NoticeRefused: The webhook rejects it.
+        NoticeNotSent: The webhook does not answer now: retry later.
     """
     if notice.by in ("", "mail"):
         _mail(settings, notice)
@@ -98,11 +102,11 @@ def send(settings: Settings, notice: Notice) -> None:
 
 
 def addresses(settings: Settings, to: Sequence[str]) -> tuple[str, ...]:
-    """The addresses of users, and those that get every notice, each once.
+    """Return the mail addresses of users and of those who get every notice, each once.
 
     Args:
-        settings: The whole configuration; [bank.notify] says what stands behind a name.
-        to: Users, or addresses.
+        settings: The whole configuration; [bank.notify] completes user names to addresses.
+        to: Users or addresses.
     """
     rules = settings.bank.notify
     found: list[str] = []
@@ -118,13 +122,13 @@ def addresses(settings: Settings, to: Sequence[str]) -> tuple[str, ...]:
 def threshold_notice(
     settings: Settings, threshold: BankThreshold, owners: Sequence[str], cluster: str = ""
 ) -> Notice:
-    """What is said of an allocation that is used so far, or ends so soon.
+    """Write the notice for an allocation that is used to a threshold or ends soon.
 
     Args:
         settings: The whole configuration.
-        threshold: Which it is.
+        threshold: The threshold crossed.
         owners: The account's owners.
-        cluster: The cluster whose zone times are told in; the first if "".
+        cluster: Cluster whose time zone is used; "" for the first.
     """
     bank = settings.bank
     unit = Unit(bank.unit, bank.decimals)
@@ -159,10 +163,12 @@ def threshold_notice(
 
 
 def _days(count: int) -> str:
+    """Format a number of days."""
     return "1 day" if count == 1 else f"{count} days"
 
 
 def _mail(settings: Settings, notice: Notice) -> None:
+    """Send a notice by mail to its addresses, if there are any."""
     to = addresses(settings, notice.to)
     if not to:
         return
@@ -180,6 +186,7 @@ def _mail(settings: Settings, notice: Notice) -> None:
 
 
 def _tell_webhook(url: str, notice: Notice) -> None:
+    """Post a notice to the webhook, if one is configured."""
     if not url:
         return
     said = {
@@ -203,7 +210,7 @@ _DAY_US: Final = 86_400_000_000
 def list_crossed_thresholds(
     account: AccountBooks, settings: BankSettings, now: datetime
 ) -> Iterator[tuple[BankThreshold, bool]]:
-    """Every threshold of an account's allocations, and whether it is crossed."""
+    """List the thresholds of an account's allocations, and whether each is crossed."""
     now_us = micros(now)
     for one in account.allocations:
         if one.end_us and one.end_us <= now_us:
@@ -222,15 +229,15 @@ def list_crossed_thresholds(
 def queue_threshold_notices(
     t: "Transaction", accounts: Iterable[AccountBooks], settings: BankSettings, now: datetime
 ) -> list[BankThreshold]:
-    """The thresholds that were crossed since they were looked at last.
+    """Return the thresholds crossed since the last check, and record them as reported.
 
-    Of several shares of one allocation all are told; whoever sends notices sends the last.
+    It returns every threshold crossed; the caller sends only the highest one.
 
     Args:
-        t: A transaction of the ledger, which remembers what was told.
-        accounts: The accounts to look at.
-        settings: Which shares and days are told.
-        now: The present moment.
+        t: Ledger transaction, which records what was reported.
+        accounts: The accounts to check.
+        settings: Percentages and days to report.
+        now: The current time.
     """
     news: list[BankThreshold] = []
     for account in accounts:
@@ -240,7 +247,8 @@ def queue_threshold_notices(
         for matter, found in by_matter.items():
             is_less = t.thresholds.told(*matter) > sum(is_crossed for _, is_crossed in found)
             if is_less:
-                # Money came in: what is crossed still was told, the rest is news once more.
+                # A deposit came in. Thresholds still crossed were reported; those crossed later are
+                # new.
                 t.thresholds.forget(*matter)
             for one, is_crossed in found:
                 value = settings.warn_days if one.kind == "ends" else one.value
@@ -250,7 +258,7 @@ def queue_threshold_notices(
 
 
 def worst_threshold(told: Iterable[BankThreshold]) -> list[BankThreshold]:
-    """Of each allocation the last threshold of a kind: one notice is enough."""
+    """Keep the highest threshold of each allocation and kind: one notice is enough."""
     found: dict[tuple[int, str], BankThreshold] = {}
     for one in told:
         key = (one.allocation, one.kind)
@@ -263,6 +271,7 @@ def worst_threshold(told: Iterable[BankThreshold]) -> list[BankThreshold]:
 def _threshold(
     account: AccountBooks, one: AllocationBooks, kind: str, value: int, *, days: int | None = None
 ) -> BankThreshold:
+    """Build the event of a threshold."""
     return BankThreshold(
         account=account.name,
         allocation=one.number,
@@ -275,25 +284,27 @@ def _threshold(
 
 
 OUTBOX: Final = "notice"
-"""The kind under which notices wait in the ledger's outbox, as JSON."""
+"""Kind of notices in the ledger's outbox; their payload is JSON."""
 
 _MARK: Final = "statements"
+"""Name of the ledger's note with the last month whose statements were queued."""
 _MOST_LINES: Final = 2000
+"""Maximum number of transfers in a statement mail."""
 
 
 def mail_due(ledger: "Ledger", settings: Settings, now: datetime) -> int:
-    """Put the statements of last month into the outbox, unless they were.
+    """Put the statements of last month into the outbox, once.
 
     Args:
         ledger: The ledger.
         settings: The whole configuration.
-        now: The present moment; the cluster's zone says which month that is.
+        now: The current time; the cluster's zone determines the month.
 
     Returns:
-        How many were put there.
+        Number of statements put there.
 
     Raises:
-        LedgerUnavailable: The ledger's database is away.
+        LedgerUnavailable: The ledger's database is unreachable.
     """
     if not settings.bank.notify.statements:
         return 0
@@ -305,7 +316,7 @@ def mail_due(ledger: "Ledger", settings: Settings, now: datetime) -> int:
         is_first = not t.mark(_MARK)
         t.set_mark(_MARK, name)
         if is_first:
-            # A bank that has just begun has nothing to tell of the month before.
+            # A bank that has just started has no statement for the month before.
             return 0
         notices = [
             notice_of(settings, account, t.reading.statement(account.name, "", begin, end), name)
@@ -317,7 +328,7 @@ def mail_due(ledger: "Ledger", settings: Settings, now: datetime) -> int:
 
 
 def last_month(settings: Settings, now: datetime) -> tuple[datetime, datetime]:
-    """When the month before this one began and ended, in the first cluster's zone."""
+    """Return begin and end of the previous month, in the first cluster's time zone."""
     known = next(iter(settings.cluster.values()), None)
     zone = zone_called(known.timezone if known else "")
     here = now.astimezone(zone)
@@ -327,7 +338,7 @@ def last_month(settings: Settings, now: datetime) -> tuple[datetime, datetime]:
 
 
 def notice_of(settings: Settings, account: Account, found: Statement, month: str) -> Notice:
-    """The mail with an account's statement."""
+    """Write the notice with an account's monthly statement."""
     unit = Unit(settings.bank.unit, settings.bank.decimals)
     return Notice(
         kind="bank.statement",
@@ -345,12 +356,12 @@ def notice_of(settings: Settings, account: Account, found: Statement, month: str
 
 
 def text_of(found: Statement, unit: Unit, zone: tzinfo | None = None) -> str:
-    """A statement as a mail shows it: sums by kind and user, then each move but charges.
+    """Format a statement for a mail: sums by kind and user, then each other transfer.
 
     Args:
         found: The statement.
-        unit: What amounts are shown in.
-        zone: The zone that times are shown in; their own if None.
+        unit: Unit that amounts are shown in.
+        zone: Time zone that times are shown in; None to keep theirs.
     """
     head = [f"Account {found.account}", ""]
     rows = [("At the beginning", found.opening)]
@@ -371,9 +382,11 @@ def text_of(found: Statement, unit: Unit, zone: tzinfo | None = None) -> str:
 
 
 _CHARGES: Final = frozenset({"charge", "correction"})
+"""Kinds of transfers summed up by user in a statement mail."""
 
 
 def _by_user(lines: Iterable[StatementLine]) -> list[tuple[str, int]]:
+    """Sum the charges of a statement by user."""
     sums: dict[str, int] = {}
     for line in lines:
         if line.kind in _CHARGES:
@@ -383,6 +396,7 @@ def _by_user(lines: Iterable[StatementLine]) -> list[tuple[str, int]]:
 
 
 def _columns(rows: Iterable[tuple[str, str]]) -> list[str]:
+    """Align names and amounts in two columns."""
     cells = list(rows)
     left = max(len(name) for name, _ in cells)
     right = max(len(value) for _, value in cells)
@@ -390,11 +404,12 @@ def _columns(rows: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _move(line: StatementLine, unit: Unit, zone: tzinfo | None) -> str:
+    """Format a transfer as a line of the mail."""
     here = line.at.astimezone(zone) if zone is not None else line.at
     who = f", {line.who}" if line.who else ""
     return f"  {here:%Y-%m-%d %H:%M}  {line.kind:<9} {show(line.amount, unit)}  ({line.why}{who})"
 
 
 def _owned(t: "Transaction") -> list[Account]:
-    """Accounts that somebody looks after, with money of their own."""
+    """List accounts that have owners and money of their own."""
     return [one for one in t.accounts.all() if one.owners and not one.draws_on_parent]

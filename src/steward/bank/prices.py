@@ -1,7 +1,12 @@
-"""What use costs under a rate: an exact fraction, rounded once, with the way to it in lines.
+"""Prices: find the rate of a job, and compute the price of resource use exactly.
 
-A charge and an estimate differ in one thing only. A charge knows when it was, how
-it ended and what was used; an estimate takes the dearest of each that it does not know.
+- :func:`permille_at`, :func:`dearest`, :func:`split`: factors by time of day and week.
+- :func:`rate_for`: the rate that applies to a job for its whole life.
+- :func:`price`: the price of past use (a charge); :func:`dearest_price`: the highest price
+  of future use (an estimate), with the dearest value for everything still unknown.
+
+Amounts are exact fractions of micro-SU and rounded once, at the end. Each price lists its
+steps, for people.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,14 +22,14 @@ from steward.core.timestamps import micros
 from steward.slurm.tres import is_size
 
 WHOLE: Final = 1000
-"""The factor that changes nothing, in thousandths."""
+"""Factor that changes nothing (1.0), in thousandths."""
 
 _DAY_MIN: Final = 1440
 _SECOND: Final = timedelta(seconds=1)
 
 
 def permille_at(factors: Sequence[Factor], weekday: int, minute: int) -> int:
-    """What holds in a minute of the week: the first factor that names it, or ``WHOLE``."""
+    """Return the factor in a minute of the week: the first that covers it, or ``WHOLE``."""
     for factor in factors:
         if weekday in factor.days and factor.begin_min <= minute < factor.end_min:
             return factor.permille
@@ -32,10 +37,10 @@ def permille_at(factors: Sequence[Factor], weekday: int, minute: int) -> int:
 
 
 def dearest(factors: Sequence[Factor]) -> int:
-    """The highest that holds in any minute of the week, in thousandths."""
+    """Return the highest factor in any minute of the week, in thousandths."""
     if not factors:
         return WHOLE
-    # Only where one begins or ends can what holds change.
+    # The factor changes only where one begins or ends.
     edges = {0} | {edge for factor in factors for edge in (factor.begin_min, factor.end_min)}
     return max(
         permille_at(factors, weekday, minute)
@@ -46,16 +51,16 @@ def dearest(factors: Sequence[Factor]) -> int:
 
 
 def split(factors: Sequence[Factor], start: datetime, seconds: int, zone: tzinfo) -> dict[int, int]:
-    """How many seconds of a time are under which factor.
+    """Divide a period of time by the factor that applies.
 
     Args:
-        factors: The first that names a moment holds in it.
-        start: When the time begins, aware.
-        seconds: How long it is.
-        zone: What the factors' days and minutes are of.
+        factors: The factors; the first that covers a moment applies.
+        start: Start of the period, aware.
+        seconds: Length of the period.
+        zone: Time zone of the factors' days and minutes.
 
     Returns:
-        Seconds by thousandths; together they are ``seconds``.
+        Seconds by factor in thousandths; they sum to ``seconds``.
     """
     if not factors or seconds <= 0:
         return {WHOLE: seconds} if seconds > 0 else {}
@@ -67,7 +72,7 @@ def split(factors: Sequence[Factor], start: datetime, seconds: int, zone: tzinfo
     for at, until in pairwise(edges):
         clock = at.astimezone(zone)
         permille = permille_at(factors, clock.weekday(), clock.hour * 60 + clock.minute)
-        # Cut off from the start on, so that parts of a second are not lost one by one.
+        # Truncate from the start of the period, so that fractions of seconds do not add up.
         passed = int((until - begin).total_seconds())
         found[permille] = found.get(permille, 0) + passed - done
         done = passed
@@ -77,7 +82,7 @@ def split(factors: Sequence[Factor], start: datetime, seconds: int, zone: tzinfo
 def _edges(
     factors: Sequence[Factor], begin: datetime, end: datetime, zone: tzinfo
 ) -> Iterator[datetime]:
-    """Every moment between two at which what holds may change, and perhaps others."""
+    """List the moments between two times at which the factor may change."""
     minutes = sorted(
         {0} | {edge for factor in factors for edge in (factor.begin_min, factor.end_min)}
     )
@@ -95,7 +100,7 @@ def _edges(
 
 
 def _moments(day: date, minute: int, zone: tzinfo) -> Iterator[datetime]:
-    """The moments at which the clock shows this minute of this day: none, one, or two."""
+    """List the moments at which the local clock shows this minute: with DST none, one or two."""
     days, of_day = divmod(minute, _DAY_MIN)
     clock = time(of_day // 60, of_day % 60)
     for fold in (0, 1):
@@ -104,7 +109,7 @@ def _moments(day: date, minute: int, zone: tzinfo) -> Iterator[datetime]:
 
 
 def _change(day: date, zone: tzinfo) -> datetime | None:
-    """When the clock is changed in a day; None if it is not."""
+    """Return when the UTC offset changes in a day (DST); None if it does not."""
     low = datetime.combine(day, time(0), zone).astimezone(UTC)
     high = low + timedelta(days=1)
     before = low.astimezone(zone).utcoffset()
@@ -120,10 +125,12 @@ def _change(day: date, zone: tzinfo) -> datetime | None:
 
 
 HOUR_S: Final = 3600
+"""Seconds in an hour."""
 ANY: Final = "*"
-"""The partition of rates that hold where none is named."""
+"""Partition of rates that apply to every partition without its own rate."""
 
 _GIB: Final = 1024
+"""MiB in a GiB: weights of sizes are per GiB, amounts in MiB."""
 _SECOND_US: Final = 1_000_000
 _NONE: Final = Fraction(0)
 
@@ -131,22 +138,21 @@ _NONE: Final = Fraction(0)
 def rate_for(
     rates: Iterable[Rate], cluster: str, partition: str, qos: str, first_submit: datetime
 ) -> Rate:
-    """The rate that holds for a job all its life.
+    """Return the rate that applies to a job for its whole life.
 
-    A rate of the partition goes before one of all partitions, then one of the QOS before one
-    of all, then one of the cluster before one of all, then the one that holds from latest on,
-    then the one with the highest number. What was created after the job's first submission
-    counts only where nothing held by then, whatever time it was said to hold from.
+    The order of preference is: a rate of the partition, of the QOS, of the cluster; then the
+    latest start of validity; then the highest number. A rate created after the job's first
+    submission counts only if no other applies, whatever its start of validity.
 
     Args:
-        rates: Every rate there is.
+        rates: All rates.
         cluster: The job's cluster.
         partition: Its partition, as Slurm writes it.
         qos: Its QOS.
-        first_submit: When it was first submitted.
+        first_submit: Its first submit time.
 
     Raises:
-        NoRate: None holds, and none says that it is free.
+        NoRate: No rate applies, and none marks the partition as free.
     """
     best: Rate | None = None
     rank: tuple[bool, bool, bool, bool, float, int] | None = None
@@ -156,7 +162,7 @@ def rate_for(
             continue
         if rate.cluster not in (cluster, ""):
             continue
-        # Slurm tells times of submission in whole seconds.
+        # Slurm reports submit times in whole seconds.
         since = rate.valid_from.replace(microsecond=0) if rate.valid_from else None
         if since is not None and since > first_submit:
             continue
@@ -180,7 +186,7 @@ def rate_for(
 
 
 def per_hour(tres: Mapping[str, int], rate: Rate) -> Fraction:
-    """What an hour of these TRES costs before any factor, in micro-SU."""
+    """Return the price of an hour of these TRES before any factor, in micro-SU."""
     parts = [amount for _, _, amount in weighted(tres, rate)]
     if not parts:
         return Fraction(0)
@@ -188,16 +194,16 @@ def per_hour(tres: Mapping[str, int], rate: Rate) -> Fraction:
 
 
 def weighted(tres: Mapping[str, int], rate: Rate) -> list[tuple[str, int, Fraction]]:
-    """The TRES that a rate weighs: name, amount, and what an hour of it costs in micro-SU.
+    """List the TRES that a rate weighs: name, amount, and price per hour in micro-SU.
 
-    What has a type (``gres/gpu:a100``) and a weight of that type is not counted once more
-    under its name alone.
+    A typed GRES (``gres/gpu:a100``) with its own weight is not counted again under its
+    untyped name.
     """
     found: list[tuple[str, int, Fraction]] = []
     for name, weight in rate.weights.items():
         amount = tres.get(name, 0)
         if not amount and ":" not in name:
-            # Some versions show types alone.
+            # Some versions of Slurm show only the typed names.
             amount = sum(many for of, many in tres.items() if of.startswith(f"{name}:"))
         if ":" not in name and name.startswith("gres/"):
             typed = f"{name}:"
@@ -209,12 +215,12 @@ def weighted(tres: Mapping[str, int], rate: Rate) -> list[tuple[str, int, Fracti
 
 
 def price(use: Use, rate: Rate, zone: tzinfo) -> Price:
-    """What use cost.
+    """Compute the price of past use.
 
     Args:
-        use: What is charged for; a time of day matters only where it has a start.
-        rate: What it is charged by.
-        zone: The cluster's zone, for factors by time of day.
+        use: The use; factors by time of day apply only if it has a start.
+        rate: Its rate.
+        zone: The cluster's time zone, for factors by time of day.
     """
     if rate.free:
         return _free(rate)
@@ -227,14 +233,14 @@ def price(use: Use, rate: Rate, zone: tzinfo) -> Price:
 
 
 def dearest_price(use: Use, rate: Rate) -> Price:
-    """What use may cost at the most, whenever it is and however it ends."""
+    """Compute the highest price of use, whenever it happens and however it ends."""
     if rate.free:
         return _free(rate)
     return _price(use, rate, {dearest(rate.factors): use.seconds}, dearest_end(rate))
 
 
 def amount_per_second(tres: Mapping[str, int], rate: Rate, qos: str) -> Fraction:
-    """What a second costs at the most before the end's factor, in micro-SU."""
+    """Return the highest price of a second before the end factor, in micro-SU."""
     if rate.free:
         return Fraction(0)
     factor = Fraction(dearest(rate.factors) * rate.qos_permille.get(qos, WHOLE), WHOLE * WHOLE)
@@ -244,13 +250,13 @@ def amount_per_second(tres: Mapping[str, int], rate: Rate, qos: str) -> Fraction
 def amount_of(
     exact: Fraction, rate: Rate, end_permille: int = WHOLE, least: int | None = None
 ) -> int:
-    """The sum: at least the minimum, changed by how it ended, rounded.
+    """Compute the final amount: at least the minimum, times the end factor, rounded.
 
     Args:
-        exact: The amount before, micro-SU.
+        exact: The amount before, in micro-SU.
         rate: The rate.
-        end_permille: By how it ended, in thousandths.
-        least: The minimum; the rate's if None.
+        end_permille: Factor of the job's end state, in thousandths.
+        least: The minimum; None for the rate's.
     """
     if rate.free:
         return 0
@@ -259,11 +265,12 @@ def amount_of(
 
 
 def dearest_end(rate: Rate) -> int:
-    """The highest factor that an end may bring, in thousandths."""
+    """Return the highest end factor of a rate, in thousandths."""
     return max(WHOLE, *rate.ends_permille.values()) if rate.ends_permille else WHOLE
 
 
 def _free(rate: Rate) -> Price:
+    """Return the price of zero of a free rate."""
     why = f" ({rate.note})" if rate.note else ""
     return Price(
         amount=0, rate=rate.number, lines=(PriceLine(what=f"free by rate {rate.number}{why}"),)
@@ -271,6 +278,7 @@ def _free(rate: Rate) -> Price:
 
 
 def _price(use: Use, rate: Rate, parts: Mapping[int, int], end: int) -> Price:
+    """Compute a price from seconds by factor and the end factor, with its steps."""
     hourly = per_hour(use.tres, rate)
     time = sum((Fraction(seconds * permille, WHOLE) for permille, seconds in parts.items()), _NONE)
     of_qos = rate.qos_permille.get(use.qos, WHOLE)
@@ -290,6 +298,7 @@ def _price(use: Use, rate: Rate, parts: Mapping[int, int], end: int) -> Price:
 
 
 def _tres_lines(use: Use, rate: Rate, hourly: Fraction) -> list[PriceLine]:
+    """List the steps that compute the hourly price."""
     lines = [
         PriceLine(
             what=f"{_amount(name, amount)} x {show(rate.weights[name])} an hour",
@@ -303,6 +312,7 @@ def _tres_lines(use: Use, rate: Rate, hourly: Fraction) -> list[PriceLine]:
 
 
 def _time_lines(parts: Mapping[int, int]) -> list[PriceLine]:
+    """List the durations with their factors."""
     return [
         PriceLine(what=_clock(seconds) + (f" at x {_times(permille)}" if permille != WHOLE else ""))
         for permille, seconds in parts.items()
@@ -310,6 +320,7 @@ def _time_lines(parts: Mapping[int, int]) -> list[PriceLine]:
 
 
 def _amount(name: str, amount: int) -> str:
+    """Format an amount of a TRES."""
     if not is_size(name):
         return f"{amount:,} {name}"
     whole, rest = divmod(amount, _GIB)

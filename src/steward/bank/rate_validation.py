@@ -1,7 +1,10 @@
-"""What a rate may weigh: names of TRES that jobs are handed, so that none is free by a slip.
+"""Rate validation: check weights, factors and minimum of a rate before it is stored.
 
-A name that Slurm never shows of a job costs nothing for ever, and nobody would be told.
-What no job can be handed is refused; what this cluster does not have is warned of.
+:func:`check_rate` rejects a rate that is invalid anywhere; :func:`doubts` warns about parts that
+this cluster does not have; :func:`worded` formats a rate for people.
+
+A TRES name that Slurm never shows of a job would silently cost nothing for ever. Hence names
+that no job can be allocated are rejected.
 """
 
 import re
@@ -21,8 +24,11 @@ if TYPE_CHECKING:
 
 
 _PLAIN: Final = ("cpu", "mem", "node", "billing")
+"""TRES without a name after a slash."""
 _NAMED: Final = re.compile(r"gres/[\w.-]+(?::[\w.+-]+)?|(?:license|bb)/[\w.@+-]+", re.ASCII)
+"""TRES with a name, and for GRES an optional type."""
 _MEASURED: Final = re.compile(r"energy|vmem|pages|(?:fs|ic)/.*")
+"""TRES that Slurm measures and does not allocate to jobs."""
 _MEANT: Final = {
     "core": "cpu",
     "cores": "cpu",
@@ -36,21 +42,24 @@ _MEANT: Final = {
     "license": "license/NAME",
     "licenses": "license/NAME",
 }
+"""Frequent mistakes and the TRES that was meant."""
 _ANY: Final = "*"
-"""Of a rate for every partition that has none of its own."""
+"""Partition of rates that apply to every partition without its own rate."""
 _KINDS: Final = ("gres", "license", "bb")
+"""Kinds of TRES that have a name."""
 DAYS: Final = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
-"""As rates are typed and worded, Monday first."""
+"""Names of weekdays in rates, Monday first."""
 _PERMILLE: Final = 1000
 _ALL: Final = "cpu, mem, node, billing, gres/NAME, gres/NAME:TYPE, license/NAME, bb/NAME"
+"""Valid TRES names, for error messages."""
 
 
 def check_rate(rate: "Rate") -> None:
-    """Refuse a rate that cannot be meant so, wherever it comes from.
+    """Reject an invalid rate, whatever its source.
 
     Raises:
-        BankUsage: It says neither what it costs nor that it is free, or both; it costs less
-            than nothing; it weighs what is no TRES; a factor is of no time.
+        BankUsage: It has neither a price nor the mark "free", or both; a price is negative; it
+            weighs an unknown TRES; a factor covers no time.
     """
     if not rate.free and not rate.weights:
         raise BankUsage("say what it costs, such as --weight cpu=1, or that it is --free")
@@ -64,10 +73,10 @@ def check_rate(rate: "Rate") -> None:
 
 
 def doubts(t: "Transaction", rate: "Rate") -> tuple[str, ...]:
-    """What an operator is to be told of a rate, by what was last seen of its cluster.
+    """Return warnings about a rate, by the last model of its cluster.
 
     Args:
-        t: A transaction of the ledger, which has pictures of clusters.
+        t: Transaction of the ledger, which stores cluster models.
         rate: The rate.
     """
     from steward.slurm.cluster_model import Picture
@@ -83,13 +92,12 @@ def doubts(t: "Transaction", rate: "Rate") -> tuple[str, ...]:
 
 
 def check_names(names: Iterable[str]) -> None:
-    """Refuse what Slurm would show of no job.
+    """Reject TRES names that Slurm would show of no job.
 
-    Names are those of AccountingStorageTRES in slurm.conf(5), as far as jobs are
-    allocated them.
+    Valid names are those of AccountingStorageTRES in slurm.conf(5) that jobs are allocated.
 
     Raises:
-        BankUsage: One is none; the nearest right name is told.
+        BankUsage: A name is invalid; the message suggests the nearest valid one.
     """
     for name in names:
         if _MEASURED.fullmatch(name):
@@ -106,7 +114,7 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def unseen(names: Iterable[str], picture: "Picture") -> tuple[str, ...]:
-    """What an operator is to be told of weights that nothing on a cluster may be charged by."""
+    """Return warnings about weights of TRES that no node of a cluster has."""
     has = {name for shape in picture.shapes for name in shape.tres}
     has |= {name.partition(":")[0] for name in has}
     said = []
@@ -122,7 +130,7 @@ def unseen(names: Iterable[str], picture: "Picture") -> tuple[str, ...]:
 
 
 def _unknown(rate: "Rate", picture: "Picture") -> tuple[str, ...]:
-    """What is to be told of a rate of a partition that the cluster does not have."""
+    """Return a warning if the cluster lacks the rate's partition."""
     if rate.partition == _ANY or rate.partition in picture.partitions:
         return ()
     known = ", ".join(sorted(picture.partitions))
@@ -131,14 +139,14 @@ def _unknown(rate: "Rate", picture: "Picture") -> tuple[str, ...]:
 
 
 def _check_factor(factor: "Factor") -> None:
-    """Refuse a factor that no time falls into, or that costs less than nothing."""
+    """Reject a factor that covers no time or is negative."""
     days = all(0 <= day <= 6 for day in factor.days) and factor.days
     if not days or not 0 <= factor.begin_min < factor.end_min <= 1440 or factor.permille < 0:
         raise BankUsage("a factor is days, a time within a day, and a number: sat-sun/0-24/0.5")
 
 
 def _nearest(name: str) -> str:
-    """The name that was meant; "" where it cannot be told."""
+    """Guess the TRES name that was meant; "" if unclear."""
     low = name.lower()
     if low in _MEANT:
         return _MEANT[low]
@@ -151,7 +159,7 @@ def _nearest(name: str) -> str:
 
 
 def worded(rate: "Rate") -> str:
-    """A rate as it would be typed, for people."""
+    """Format a rate for people, as it would be typed."""
     if rate.free:
         return "free"
     said = [f"{name}={_number(amount)}" for name, amount in rate.weights.items()]

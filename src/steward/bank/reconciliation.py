@@ -1,8 +1,13 @@
-"""What runs are to be charged by the records that there are: jobs.db's, and slurmdbd's.
+"""Reconciliation of charges with Slurm's records (jobs.db and slurmdbd), and backfill.
 
-jobs.db goes before: it knows which end of a run counts where a finished job was
-requeued and slurmdbd has the second one. slurmdbd tells of what nobody saw: a run
-that came and went while Steward was away, an end without a time.
+- :class:`Reckoning` computes what runs are due by the records.
+- :func:`reconcile` compares a cluster on request; :class:`Reconciling` does it regularly in
+  the bank's process. Both post corrections, and return or log each :class:`Difference`.
+- :func:`backfill` charges runs from before the bank started.
+
+jobs.db takes precedence: when a finished job was requeued, it knows which end of a run counts,
+while slurmdbd has the second one. slurmdbd adds what nobody observed: runs that began and ended
+while Steward was down, ends without a time.
 """
 
 import logging
@@ -44,20 +49,22 @@ if TYPE_CHECKING:
 
 
 SACCT: Final = "sacct"
-"""A charge's source where slurmdbd's word was taken."""
+"""Source of a charge that follows slurmdbd's record."""
 _JOBS: Final = "jobs"
 _CHUNK: Final = 200
+"""Number of runs handled at once."""
 _SLACK_US: Final = 2_000_000
+"""Tolerance between times of jobs.db and slurmdbd, in microseconds."""
 
 
 class Due(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, or a piece of one, and what it is to be charged.
+    """Run, or piece of one, with the charge it is due.
 
     Attributes:
         fact: The run.
-        charge: What it costs; None where nothing says what.
-        unpriced: Why nothing does.
-        source: Whose word it is: ``jobs`` or ``sacct``.
+        charge: The charge due; None if no rate applies.
+        unpriced: Why no rate applies.
+        source: Source of the record: ``jobs`` or ``sacct``.
     """
 
     fact: RunFact
@@ -67,18 +74,18 @@ class Due(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Known = Callable[[int], Sequence[Charge]]
-"""The charges under a raw job id."""
+"""Function that returns the charges under a raw job id."""
 
 
 class Reckoning:
-    """Reckons what runs of one cluster are to be charged.
+    """Computation of the charges that runs of one cluster are due.
 
     Args:
         cluster: The cluster's name.
-        jobs: jobs.db.
-        pricing: What charges are reckoned by.
-        known: Gives the charges there are under a job id.
-        with_imported: Whether runs count that only an import of another's books tells of.
+        jobs: The job records of jobs.db.
+        pricing: Inputs of charges.
+        known: Returns the charges under a job id.
+        with_imported: Whether to include runs known only from an import of other records.
     """
 
     def __init__(
@@ -97,7 +104,7 @@ class Reckoning:
         self._with_imported = with_imported
 
     def of_jobs(self, since: datetime, until: datetime) -> Iterator[Due]:
-        """What jobs.db says of the runs that ended in a time."""
+        """Compute what is due for the runs in jobs.db that ended in a period."""
         after = (0, 0)
         while True:
             lines = self._jobs.ended_runs(since, until, self._cluster, limit=_CHUNK, after=after)
@@ -120,9 +127,9 @@ class Reckoning:
     def of_slurmdbd(
         self, history: History, since: datetime, until: datetime, people: People
     ) -> Iterator[Due]:
-        """What slurmdbd says of runs that jobs.db does not know, or knows no start or end of.
+        """Compute what is due by slurmdbd for runs that jobs.db lacks, or lacks times of.
 
-        Of those that it knows, what slurmdbd says of their suspension: nobody may have seen it.
+        For runs that jobs.db has, it adds suspended time that nobody observed.
 
         Raises:
             SlurmError: slurmdbd does not answer.
@@ -143,6 +150,7 @@ class Reckoning:
         yield from self._of_rows(rows)
 
     def _of_rows(self, rows: Sequence[JobRecord]) -> Iterator[Due]:
+        """Compute what is due for a batch of rows of slurmdbd."""
         facts = self._jobs.run_facts(self._cluster, {record.job_id for record in rows})
         ours = _by_job(facts)
         for job_id, of_one in _rows_by_job(rows).items():
@@ -166,6 +174,7 @@ class Reckoning:
                 yield due
 
     def _due(self, fact: RunFact, known: Sequence[Charge], source: str = _JOBS) -> Due | None:
+        """Compute what a run is due; None if it is not to be charged."""
         if self._with_imported and fact.source:
             fact = msgspec.structs.replace(fact, source="")
         if not is_charged(fact) or fact.record.end is None:
@@ -191,6 +200,7 @@ class Reckoning:
 
 
 def _by_job(facts: Iterable[RunFact]) -> dict[int, list[RunFact]]:
+    """Group runs by raw job id."""
     found: dict[int, list[RunFact]] = {}
     for fact in facts:
         found.setdefault(fact.job_id, []).append(fact)
@@ -198,7 +208,7 @@ def _by_job(facts: Iterable[RunFact]) -> dict[int, list[RunFact]]:
 
 
 def _rows_by_job(rows: Iterable[JobRecord]) -> dict[int, list[JobRecord]]:
-    """Rows by raw job id, former sizes before the last one."""
+    """Group rows by raw job id, former sizes before the last one."""
     found: dict[int, list[JobRecord]] = {}
     for record in sorted(rows, key=_in_time):
         found.setdefault(record.job_id, []).append(record)
@@ -210,9 +220,9 @@ def _in_time(record: JobRecord) -> tuple[int, int]:
 
 
 def _is_same_run(fact: RunFact, record: JobRecord) -> bool:
-    """Whether a row of slurmdbd is of a run that jobs.db has.
+    """Return True if a row of slurmdbd is for a run that jobs.db has.
 
-    A piece of it is the same piece where both end alike.
+    Pieces of a resized run match if they end at the same time.
     """
     submit = fact.record.submit
     if submit is None or record.submit is None:
@@ -228,9 +238,9 @@ def _is_same_run(fact: RunFact, record: JobRecord) -> bool:
 
 
 def _has_run(record: JobRecord, fact: RunFact) -> bool:
-    """Whether slurmdbd was told that a run began which slurmctld took for one that waited.
+    """Return True if slurmdbd knows that a run started, and slurmctld forgot it.
 
-    A slurmctld that was killed had told it, and had not saved it.
+    A killed slurmctld had reported the start to slurmdbd but not saved its state.
     """
     return fact.record.start is None and micros_or_0(record.start) < micros_or_0(record.end)
 
@@ -238,9 +248,9 @@ def _has_run(record: JobRecord, fact: RunFact) -> bool:
 def _with_suspension(
     same: Sequence[RunFact], record: JobRecord, ours: Sequence[RunFact]
 ) -> RunFact | None:
-    """A run that jobs.db has, with the suspension that a row of slurmdbd has more of.
+    """Add suspended time from slurmdbd to a run of jobs.db.
 
-    None where it has no more. A resized run's sizes are told apart in jobs.db alone.
+    None if slurmdbd has no more. Only jobs.db tells the sizes of a resized run apart.
     """
     fact = same[0]
     is_resized = any(one.piece_end and one.record.submit == fact.record.submit for one in ours)
@@ -253,11 +263,11 @@ def _with_suspension(
 
 
 def _fact_of(record: JobRecord, ours: Sequence[RunFact], of_one: Sequence[JobRecord]) -> RunFact:
-    """A row of slurmdbd as what jobs.db would have said of it."""
+    """Convert a row of slurmdbd into the run that jobs.db would have reported."""
     assert record.submit is not None, "rows without one are none"
     first = record.submit
     if record.restarts:
-        # What was submitted first under this id, and not another job's before it.
+        # The first submission under this id, but not that of an earlier job.
         earlier = [fact.first_submit for fact in ours if fact.first_submit <= first]
         earlier += [one.submit for one in of_one if one.submit and not one.restarts]
         first = max((time for time in earlier if time <= first), default=first)
@@ -285,38 +295,39 @@ def _fact_of(record: JobRecord, ours: Sequence[RunFact], of_one: Sequence[JobRec
 log = logging.getLogger(__name__)
 
 WHO: Final = "reconcile"
-"""Who corrects, in the ledger's books."""
+"""Author of corrections in the ledger."""
 
 GRACE: Final = timedelta(minutes=2)
-"""What ended less than this ago is still on its way here."""
+"""Minimum age of an end: newer events may still be on their way."""
 
 OVERLAP: Final = timedelta(minutes=10)
-"""So much is looked at twice: slurmdbd may be told late."""
+"""Overlap of two comparisons, because slurmdbd may learn of ends late."""
 
 FAR: Final = timedelta(days=1)
-"""So much is looked at once more every hour, and when the bank has been away.
+"""Period compared again every hour, and after the bank was down.
 
-What slurmctld could not tell slurmdbd for hours, and ends that an operator writes into it
-for jobs that slurmctld forgot, come with times that were compared long ago.
+slurmctld may report to slurmdbd hours late, and operators may enter ends of jobs that
+slurmctld forgot: such ends have times that were compared long ago.
 """
 
 _FAR_EVERY: Final = timedelta(hours=1)
+"""Interval of comparisons over the longer period FAR."""
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """A run, or piece of one, that was not charged what Slurm's records come to.
+    """Run, or piece of one, whose charge differs from Slurm's records.
 
     Attributes:
         cluster: The cluster's name.
         job_id: The raw job id.
-        first_submit: With cluster and job_id, the job's identity.
-        restarts: With those, the run's.
-        account: Who pays.
-        user: Whose job it was.
-        charged: What was charged, micro-SU; None for nothing.
-        due: What is to be, micro-SU; None where nothing says what it costs.
-        why: What is different.
-        source: Whose record tells it: ``jobs`` or ``sacct``.
+        first_submit: First submit time; with cluster and job_id, the job's identity.
+        restarts: Restart count; with those, the run's identity.
+        account: Account that pays.
+        user: Owner of the job.
+        charged: Amount charged, in micro-SU; None for nothing.
+        due: Amount due, in micro-SU; None if no rate applies.
+        why: The difference.
+        source: Source of the record: ``jobs`` or ``sacct``.
         done: Whether the ledger was corrected.
     """
 
@@ -334,12 +345,12 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """What a comparison that the bank made by itself came to.
+    """Result of a regular comparison.
 
     Attributes:
-        at_us: When it was made, µs since the epoch.
-        differences: How many runs were not charged what they are due.
-        corrected: How many of them were put right.
+        at_us: Time of the comparison, in microseconds since the epoch.
+        differences: Number of runs with a wrong charge.
+        corrected: Number of those that were corrected.
     """
 
     at_us: int
@@ -362,16 +373,16 @@ def reconcile(
     Args:
         settings: The whole configuration.
         ledger: The ledger.
-        link: The way to the gate, which is told of what changed; None where there is none.
+        link: Client of the gate, which receives the changes; None if there is no gate.
         cluster: The cluster's name.
-        since: What ended at this time or later; the last day if None, and never what ended
-            before the bank began.
-        is_dry: Whether to say only what would be corrected.
-        now: The present moment.
+        since: Only runs that ended at this time or later; None for the last day. Runs that
+            ended before the bank started are never included.
+        is_dry: Whether to report differences without correcting them.
+        now: The current time.
 
     Raises:
-        LedgerUnavailable: The ledger's database is away.
-        SqliteUnavailable: There is no jobs.db yet.
+        LedgerUnavailable: The ledger's database is unreachable.
+        SqliteUnavailable: jobs.db does not exist yet.
         SlurmError: slurmdbd does not answer.
     """
     with ledger.reading() as t:
@@ -399,10 +410,10 @@ def compare(
     *,
     is_dry: bool = False,
 ) -> list[Difference]:
-    """Compare charges with what jobs.db knows of the runs that ended in a period.
+    """Compare charges with the runs in jobs.db that ended in a period, and correct them.
 
     Raises:
-        LedgerUnavailable, SqliteUnavailable: One of the two is away.
+        LedgerUnavailable, SqliteUnavailable: One of the two is unavailable.
     """
     reckoning = Reckoning(cluster, jobs, pricing, lambda job_id: charges(ledger, cluster, job_id))
     return settle(ledger, cluster, reckoning.of_jobs(*period), why="reconcile", is_dry=is_dry)
@@ -418,11 +429,11 @@ def with_slurmdbd(
     *,
     is_dry: bool = False,
 ) -> list[Difference]:
-    """The same with slurmdbd's records, where there is a slurmdbd.
+    """Compare charges with slurmdbd's records, if there is a slurmdbd, and correct them.
 
     Raises:
         SlurmError: slurmdbd does not answer.
-        LedgerUnavailable, SqliteUnavailable: One of the two is away.
+        LedgerUnavailable, SqliteUnavailable: One of the two is unavailable.
     """
     of = settings.cluster.get(cluster)
     if of is None or of.remote or not of.asks_slurm:
@@ -437,10 +448,10 @@ def with_slurmdbd(
 
 
 def charges(ledger: "Ledger", cluster: str, job_id: int) -> list[Charge]:
-    """The charges under a raw job id that are Steward's own.
+    """Return the charges under a raw job id that Steward itself made.
 
     Raises:
-        LedgerUnavailable: The ledger's database is away.
+        LedgerUnavailable: The ledger's database is unreachable.
     """
     with ledger.reading() as t:
         return own_charges(t, cluster, job_id)
@@ -455,12 +466,12 @@ def settle(
     is_dry: bool,
     only_new: bool = False,
 ) -> list[Difference]:
-    """Post what is due and was not charged so; say what that was.
+    """Post charges that are due and differ; return the differences.
 
-    With ``only_new`` what was charged already stays as it is, whatever it was charged.
+    With ``only_new``, existing charges stay unchanged.
 
     Raises:
-        LedgerUnavailable: The ledger's database is away.
+        LedgerUnavailable: The ledger's database is unreachable.
     """
     found: list[Difference] = []
     for one in due:
@@ -480,12 +491,14 @@ def settle(
 
 
 def _differs(before: Charge, due: Charge) -> bool:
+    """Return True if amount or account of a charge differ from the one due."""
     if before.source == SACCT and due.source != SACCT:
         return False  # slurmdbd was asked because jobs.db did not know
     return (before.amount, before.account) != (due.amount, due.account)
 
 
 def _post(ledger: "Ledger", due: Charge, before: Charge | None, why: str, reason: str) -> None:
+    """Post a corrected charge, with the hold and shares of the earlier one."""
     charge = msgspec.structs.replace(due, why=why)
     if before is not None:
         charge = msgspec.structs.replace(charge, hold=before.hold, shares=before.shares)
@@ -494,6 +507,7 @@ def _post(ledger: "Ledger", due: Charge, before: Charge | None, why: str, reason
 
 
 def _reason(before: Charge | None, due: Charge) -> str:
+    """Describe how a charge differs from the one due."""
     said = "slurmdbd's record" if due.source == SACCT else "its record"
     if before is None:
         return f"it was not charged; {said} says what it used"
@@ -515,6 +529,7 @@ def _reason(before: Charge | None, due: Charge) -> str:
 def _difference(
     cluster: str, due: Due, before: Charge | None, why: str, *, done: bool = False
 ) -> Difference:
+    """Build the difference of a run."""
     fact = due.fact
     return Difference(
         cluster=cluster,
@@ -532,19 +547,19 @@ def _difference(
 
 
 def mark_unpriced(t: "Transaction", cluster: str, at: datetime) -> None:
-    """Note that something that ended then could not be priced: to be looked at again."""
+    """Record that a run that ended then had no rate, so that it is checked again."""
     before = t.mark(_unpriced(cluster))
     if not before or int(before) > micros(at):
         t.set_mark(_unpriced(cluster), str(micros(at)))
 
 
 class Reconciling:
-    """The comparison that the bank's process makes by itself.
+    """Regular reconciliation in the bank's process.
 
     Args:
         settings: The whole configuration.
         ledger: The ledger.
-        pricing: What a cluster's charges are reckoned by.
+        pricing: Returns the inputs of a cluster's charges.
     """
 
     def __init__(
@@ -559,16 +574,16 @@ class Reconciling:
         self._far: dict[str, datetime] = {}
 
     def turn(self, cluster: str, began: datetime, now: datetime, rules: int) -> None:
-        """Compare what ended since the last turn.
+        """Compare the runs that ended since the last turn, and correct their charges.
 
         Args:
             cluster: The cluster's name.
-            began: When the bank began: what ended before is not its to charge.
-            now: The present moment.
-            rules: Position of the rules: where they changed, what had no rate may have one.
+            began: Start of the bank; earlier ends are not charged.
+            now: The current time.
+            rules: Position of the rules; after a change, runs without a rate may have one.
 
         Raises:
-            LedgerUnavailable, SqliteUnavailable: The ledger or jobs.db is away.
+            LedgerUnavailable, SqliteUnavailable: The ledger or jobs.db is unavailable.
         """
         with self._ledger.reading() as t:
             marks = [t.mark(_reconciled(cluster)), t.mark(_reconciled_by_sacct(cluster))]
@@ -611,14 +626,14 @@ class Reconciling:
     def _with_slurmdbd(
         self, cluster: str, pricing: Pricing, period: tuple[datetime, datetime]
     ) -> list[Difference] | None:
-        """What slurmdbd has otherwise; None where it does not answer: it is asked again then."""
+        """Compare with slurmdbd; None if it does not answer, to be asked again later."""
         assert self._jobs is not None, "it was opened by the turn"
         try:
             found = with_slurmdbd(
                 *(self._settings, self._ledger, self._jobs, cluster, pricing, period)
             )
         except SlurmError as error:
-            # Its mark stays where it is, so that the next turn asks for the same time.
+            # Its mark stays, so that the next turn covers the same period.
             if self._said.get(cluster) != str(error):
                 log.warning("charges are not compared with slurmdbd: %s", error)
             self._said[cluster] = str(error)
@@ -627,7 +642,7 @@ class Reconciling:
         return found
 
     def close(self) -> None:
-        """Let go of jobs.db."""
+        """Close jobs.db."""
         if self._jobs is not None:
             self._jobs.close()
             self._jobs = None
@@ -635,6 +650,7 @@ class Reconciling:
 
 @contextmanager
 def _jobs(settings: Settings) -> Iterator[Jobs]:
+    """Open jobs.db for the duration of a with block."""
     jobs = Jobs(database_path(settings.state_dir))
     try:
         yield jobs
@@ -643,10 +659,12 @@ def _jobs(settings: Settings) -> Iterator[Jobs]:
 
 
 def last_comparison(t: "Transaction", cluster: str) -> "tuple[Compared | None, int, int]":
-    """The last comparison, and up to when jobs.db and slurmdbd were compared, in µs; 0 for never.
+    """Return the last comparison, and the ends of the periods compared.
+
+    The ends are for jobs.db and for slurmdbd, in microseconds; 0 for never.
 
     Args:
-        t: The ledger's transaction.
+        t: Transaction of the ledger.
         cluster: The cluster's name.
     """
     said = t.mark(_compared(cluster))
@@ -674,16 +692,17 @@ def _unpriced(cluster: str) -> str:
 
 
 WHY: Final = "backfill"
+"""Reason of charges made by a backfill."""
 
 
 class Backfilled(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backfill came to.
+    """Result of a backfill.
 
     Attributes:
-        charges: How many runs were charged, or would be.
-        amount: What they cost altogether, micro-SU.
-        unpriced: Runs that no rate says the price of.
-        passed_over: Rows of slurmdbd that were not understood.
+        charges: Number of runs charged, or to be charged in a dry run.
+        amount: Sum of the charges, in micro-SU.
+        unpriced: Runs without an applicable rate.
+        passed_over: Number of rows of slurmdbd that could not be parsed.
     """
 
     charges: int = 0
@@ -702,23 +721,23 @@ def backfill(
     is_dry: bool,
     now: datetime,
 ) -> Backfilled:
-    """Charge all runs that ended in a time and were not charged yet.
+    """Charge all runs that ended in a period and have no charge yet.
 
-    A repeat charges nothing anew: each run is charged under its own key. What was charged
-    already stays as it is, for :func:`steward.bank.reconciliation.reconcile` to correct.
+    A repeat charges nothing twice: each run has its own key. Existing charges stay unchanged;
+    :func:`steward.bank.reconciliation.reconcile` corrects them.
 
     Args:
         settings: The whole configuration.
         ledger: The ledger.
         cluster: The cluster's name.
-        since: What ended at this time or later.
-        until: What ended before this time.
-        is_dry: Whether to say only what would be charged.
-        now: The present moment: nothing ends later.
+        since: Only runs that ended at this time or later.
+        until: Only runs that ended before this time.
+        is_dry: Whether to report charges without making them.
+        now: The current time; nothing ends later.
 
     Raises:
-        LedgerUnavailable: The ledger's database is away.
-        SqliteUnavailable: There is no jobs.db yet.
+        LedgerUnavailable: The ledger's database is unreachable.
+        SqliteUnavailable: jobs.db does not exist yet.
         SlurmError: slurmdbd does not answer.
     """
     until = min(until, now)

@@ -1,8 +1,12 @@
-"""The bank's nouns, which ledger, gate, prices and views share.
+"""Record types of the bank, shared by ledger, gate and prices: rates, quotes, holds, charges.
 
-Amounts are micro-SU. Times are UTC and aware, but for those whose name ends in
-``_us``: µs since the epoch. TRES go by Slurm's names (``cpu``, ``mem``, ``node``,
-``gres/gpu``, ``gres/gpu:a100``, ``license/matlab``, ``billing``), ``mem`` in MiB.
+Immutable Structs, in reading order: a job's request (:class:`Description`), prices
+(:class:`Rate`, :class:`Use`, :class:`Price`, :class:`Quote`), what the ledger sends to the gate
+(:class:`Books`, :class:`Rules`), and :class:`Hold`, :class:`Settlement`, :class:`Charge`.
+
+Amounts are micro-SU. Times are UTC and aware; names that end in ``_us`` are microseconds since
+the epoch. TRES have Slurm's names (``cpu``, ``mem``, ``node``, ``gres/gpu``, ``gres/gpu:a100``,
+``license/matlab``, ``billing``), ``mem`` in MiB.
 """
 
 from datetime import datetime
@@ -11,41 +15,41 @@ from typing import Final, Literal
 import msgspec
 
 Mode = Literal["off", "observe", "gate"]
-"""How much the bank enforces: nothing, on paper only, by refusing."""
+"""Mode of the bank: disabled, only recording rejections, or rejecting jobs."""
 
 Origin = Literal["submit", "queue", "transfer"]
-"""Where a hold comes from: the submit plugin, the second gate, money that leaves an account."""
+"""Origin of a hold: the submit plugin, the check of queued jobs, or a withdrawal."""
 
 
 class Noun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What all of them have in common: keyword-only, immutable, short when written."""
+    """Base of the bank's records: keyword-only, immutable, defaults omitted when encoded."""
 
 
 class Description(Noun, frozen=True):
-    """What a job asks for, as slurmctld hands it to a submit plugin: job_desc_msg_t.
+    """Job request as slurmctld hands it to a submit plugin (job_desc_msg_t).
 
-    The wire carries it as it is; what the submitter left unset is left out.
+    It is sent to the gate in this form; fields that the submitter left unset are omitted.
     Source of the fields: ``slurm/slurm.h``.
 
     Attributes:
         uid: job_desc->user_id, never the submitting uid.
-        job_id: Of a job that is updated; 0 at submit.
-        partition: Names with commas between; "" for the default one.
-        time_limit_min: In minutes; -1 for unlimited; None where unset.
-        min_cpus: All CPUs, as sbatch reckons them.
+        job_id: Id of a job that is updated; 0 at submit.
+        partition: Names separated by commas; "" for the default partition.
+        time_limit_min: In minutes; -1 for unlimited; None if unset.
+        min_cpus: Total number of CPUs, as sbatch computes it.
         pn_min_cpus: ``--mincpus``.
-        pn_min_memory_mib: ``--mem``; 0 means all of a node's.
+        pn_min_memory_mib: ``--mem``; 0 means all memory of a node.
         mem_per_cpu_mib: ``--mem-per-cpu``.
         exclusive: ``--exclusive`` in any of its forms.
         array: The task expression: ``0-9:2%4``.
         begin_us: ``--begin``; 0 for now.
-        held: Submitted held (priority 0).
-        released: Of an update: it gives a held job a priority, as ``scontrol release`` does.
+        held: Whether it is submitted held (priority 0).
+        released: Whether an update gives a held job a priority, as ``scontrol release`` does.
         het: Whether it is a component of a heterogeneous job.
-        tres_per_job: ``--gpus`` and its like, as Slurm writes them (``gres/gpu:a100:2``).
-        admin_comment: May carry our token.
+        tres_per_job: ``--gpus`` and similar, as Slurm writes them (``gres/gpu:a100:2``).
+        admin_comment: May carry Steward's token.
         burst_buffers: TRES of its burst buffers (``bb/lua=10240M``), once Slurm's queue shows
-            them: submit plugins are asked before Slurm reads a job's directives.
+            them: Slurm calls submit plugins before it reads a job's directives.
         cron: Whether it is a scrontab job.
     """
 
@@ -100,13 +104,13 @@ GRES_FIELDS: Final = ("tres_per_job", "tres_per_node", "tres_per_socket", "tres_
 
 
 class Factor(Noun, frozen=True):
-    """A time of the week at which a rate is another.
+    """Factor on prices during a time of the week.
 
     Attributes:
-        days: Days of the week, Monday is 0.
-        begin_min: Minutes after midnight, in the cluster's zone.
-        end_min: Minutes after midnight, beyond ``begin_min``; 1440 for the day's end.
-        permille: What prices are multiplied with, in thousandths.
+        days: Days of the week; Monday is 0.
+        begin_min: Start, in minutes after midnight in the cluster's time zone.
+        end_min: End, in minutes after midnight, later than ``begin_min``; 1440 for midnight.
+        permille: The factor, in thousandths.
     """
 
     days: tuple[int, ...]
@@ -116,24 +120,24 @@ class Factor(Noun, frozen=True):
 
 
 class Rate(Noun, frozen=True):
-    """What one partition's jobs cost that are first submitted from a time on.
+    """Price of a partition's jobs that are first submitted from a time on.
 
     Attributes:
-        number: Its number in the ledger; 0 for one that is in none.
+        number: Number in the ledger; 0 if not stored.
         cluster: The cluster's name.
-        partition: The partition's name; ``*`` for every one that has no rate of its own.
-        qos: Only under this QOS; "" for all that have no rate of their own.
-        valid_from: For jobs whose first submit is not before.
-        created_us: When it was entered; 0 for one that is in no ledger.
-        weights: micro-SU for a TRES' unit and hour; of ``mem`` and ``bb/NAME`` for a GiB and hour.
-        combine: Whether the weighted TRES are added, or the dearest counts.
-        minimum: What a run costs at the least.
+        partition: The partition's name; ``*`` for every partition without its own rate.
+        qos: Only for this QOS; "" for all without their own rate.
+        valid_from: Earliest first submit time of the jobs.
+        created_us: Time of creation; 0 if not stored in a ledger.
+        weights: micro-SU per unit of a TRES and hour; for ``mem`` and ``bb/NAME`` per GiB and hour.
+        combine: Whether to add the weighted TRES, or to take only the dearest.
+        minimum: Minimum price of a run.
         whole_nodes: Whether nodes are charged whole, as in an exclusive partition.
-        factors: Times at which it costs more or less.
-        qos_permille: By QOS, what prices are multiplied with, in thousandths.
-        ends_permille: By final state (``NODE_FAIL``), the part that is charged, in thousandths.
-        free: Whether it costs nothing, written down as such.
-        note: Why it is so, for people.
+        factors: Factors by time of the week.
+        qos_permille: Factor by QOS, in thousandths.
+        ends_permille: Factor by final state (``NODE_FAIL``), in thousandths.
+        free: Whether jobs are explicitly free.
+        note: Reason, for people.
     """
 
     number: int = 0
@@ -154,16 +158,16 @@ class Rate(Noun, frozen=True):
 
 
 class Use(Noun, frozen=True):
-    """What is priced: an allocation of TRES for a time.
+    """Resource use to price: TRES for a period of time.
 
     Attributes:
         tres: Amounts by name; ``mem`` in MiB.
-        start: When it began.
-        seconds: How long it lasted or may last, without what is not charged.
+        start: Start of the period.
+        seconds: Actual or highest possible duration, without time that is not charged.
         qos: Its QOS.
-        state: Its final state; "" for what is still to come.
-        least: What it costs at the least, where other pieces of the run count towards that;
-            None for the rate's minimum.
+        state: Its final state; "" if it has not ended.
+        least: Minimum price, if other pieces of the run count towards it; None for the rate's
+            minimum.
     """
 
     tres: dict[str, int]
@@ -175,19 +179,19 @@ class Use(Noun, frozen=True):
 
 
 class PriceLine(Noun, frozen=True):
-    """One line of a sum that people can follow."""
+    """Step of a price computation, for people."""
 
     what: str
     amount: int | None = None
 
 
 class Price(Noun, frozen=True):
-    """What something costs, and how that came about.
+    """Price of resource use, with its computation.
 
     Attributes:
-        amount: The sum, rounded once.
+        amount: The price, rounded once.
         rate: Number of the rate.
-        lines: The way to it.
+        lines: Steps of the computation.
     """
 
     amount: int
@@ -196,20 +200,20 @@ class Price(Noun, frozen=True):
 
 
 class Quote(Noun, frozen=True):
-    """What a job may cost at the most.
+    """Quote: the highest price a job may have.
 
     Attributes:
-        amount: Of the whole job, all tasks of an array.
-        account: Who is to pay.
-        partition: The dearest of those it may run in.
-        qos: The QOS it was priced under.
+        amount: Price of the whole job, all tasks of an array.
+        account: Account that pays.
+        partition: The dearest partition it may run in.
+        qos: QOS it was priced under.
         rate: Number of the rate.
-        time_s: How long it may hold its resources, with Slurm's grace.
-        tres: What it may be given at the most.
-        tasks: How many array tasks; 1 for a job that is none.
-        per_task: Of one task.
-        at_once: How many tasks may run at once.
-        lines: How it came about.
+        time_s: Longest time it may hold its resources, including Slurm's grace period.
+        tres: Highest possible allocation.
+        tasks: Number of array tasks; 1 if it is not an array.
+        per_task: Price of one task.
+        at_once: Number of tasks that may run at once.
+        lines: Steps of the computation.
     """
 
     amount: int
@@ -226,15 +230,15 @@ class Quote(Noun, frozen=True):
 
 
 class AllocationBooks(Noun, frozen=True):
-    """An allocation as the gate knows it.
+    """Allocation as the gate knows it.
 
     Attributes:
-        number: In the ledger.
-        balance: What is left in it, open holds not taken off; an account's open-ended one
+        number: Number in the ledger.
+        balance: Balance without regard to open holds; only an account's open-ended allocation
             may be below zero.
-        begin_us: When it can be drawn on.
-        end_us: When it ends; 0 for never.
-        total: What it was given altogether.
+        begin_us: Start of the period.
+        end_us: End of the period; 0 for never.
+        total: Net amount received.
     """
 
     number: int
@@ -245,12 +249,12 @@ class AllocationBooks(Noun, frozen=True):
 
 
 class UserBooks(Noun, frozen=True):
-    """A user in an account.
+    """User of an account as the gate knows them.
 
     Attributes:
         name: The user's name.
-        limit: What the user may spend of the account; None for no limit.
-        spent: What the user has spent of it.
+        limit: Spending limit of the user; None for no limit.
+        spent: Amount the user has spent of the account.
     """
 
     name: str
@@ -259,17 +263,17 @@ class UserBooks(Noun, frozen=True):
 
 
 class AccountBooks(Noun, frozen=True):
-    """An account as the gate knows it.
+    """Account as the gate knows it.
 
     Attributes:
-        name: In lower case, as Slurm has it.
-        payer: The account whose allocations are drawn on: itself, or one of its parents.
-        credit: What it may owe.
-        closed: Whether nothing may be charged to it any more.
-        allocations: Its own.
-        users: Those who have a limit in it, or have spent.
+        name: Name in lower case, as in Slurm.
+        payer: Account whose allocations pay: itself, or one of its ancestors.
+        credit: Credit limit.
+        closed: Whether new charges are forbidden.
+        allocations: Its own allocations.
+        users: Users who have a limit or have spent.
         only_listed: Whether only ``users`` may charge it.
-        owners: Who looks after it: whom its users may ask.
+        owners: Users who manage it, named to users in rejections.
     """
 
     name: str
@@ -283,13 +287,13 @@ class AccountBooks(Noun, frozen=True):
 
 
 class Books(Noun, frozen=True):
-    """The accounts that have changed, or all of them.
+    """Accounts that changed, or all accounts, as sent from the ledger to the gate.
 
     Attributes:
-        seq: Position of the ledger that they show; news of an earlier one is passed over.
+        seq: Position of the ledger; the gate ignores data of an earlier one.
         accounts: The accounts.
-        whole: Whether these are all accounts there are.
-        after: Of which position on it holds every change.
+        whole: Whether these are all accounts.
+        after: Position since which it contains every change.
     """
 
     seq: int
@@ -299,7 +303,7 @@ class Books(Noun, frozen=True):
 
 
 class ModeRule(Noun, frozen=True):
-    """The mode of a part of the cluster; the rule that names most goes first."""
+    """Mode of a cluster, partition or account; the most specific rule applies."""
 
     mode: Mode
     cluster: str = ""
@@ -308,12 +312,12 @@ class ModeRule(Noun, frozen=True):
 
 
 class Rules(Noun, frozen=True):
-    """What the gate decides by, beside its settings.
+    """Modes and rates by which the gate decides, in addition to its settings.
 
     Attributes:
-        seq: Grows with every change.
-        modes: Where several apply: account before partition before cluster.
-        rates: Every rate there is.
+        seq: Sequence number that grows with every change.
+        modes: Mode rules; account goes before partition before cluster.
+        rates: All rates.
     """
 
     seq: int
@@ -322,31 +326,31 @@ class Rules(Noun, frozen=True):
 
 
 class Share(Noun, frozen=True):
-    """The part of a hold or charge that one allocation pays."""
+    """Part of a hold or charge that one allocation pays."""
 
     allocation: int
     amount: int
 
 
 class Hold(Noun, frozen=True):
-    """Money that is spoken for.
+    """SU hold: service units reserved for a job, or for a withdrawal.
 
     Attributes:
-        id: Its own; part of the token.
-        origin: Where it comes from.
-        cluster: Of the job.
-        job_id: The raw id, an array's for all of its tasks; 0 until it is known.
-        account: Who pays.
-        uid: The job's user.
-        user: The user's name; "" where it is not known.
-        amount: What was held at first.
-        remaining: What still is.
-        shares: Which allocations are to pay ``remaining``.
+        id: Unique id; part of the token.
+        origin: What placed it.
+        cluster: Cluster of the job.
+        job_id: Raw job id, of an array for all of its tasks; 0 until known.
+        account: Account that pays.
+        uid: The job owner's uid.
+        user: The job owner's name; "" if unknown.
+        amount: Amount held at first.
+        remaining: Amount still held.
+        shares: Allocations that are to pay ``remaining``.
         confirmed: Whether Slurm has shown the job.
-        started: Whether it has started: its allocations then stay.
-        created_us: When it was placed.
-        expires_us: When it is voided unless it is confirmed; 0 for never.
-        quote: What it covers; None for what is no job's.
+        started: Whether the job has started: its allocations then stay the same.
+        created_us: Time it was placed.
+        expires_us: Time it expires unless confirmed; 0 for never.
+        quote: The quote it covers; None if it is not for a job.
     """
 
     id: str
@@ -367,16 +371,16 @@ class Hold(Noun, frozen=True):
 
 
 class Settlement(Noun, frozen=True):
-    """A charge's effect on the hold that covers it; the gate takes them in order.
+    """Effect of a charge on its hold; the gate applies settlements in order.
 
     Attributes:
-        seq: Its place in that order.
+        seq: Sequence number.
         hold: Id of the hold.
-        charge: Key of the charge; "" where only something is given back.
-        amount: What was charged.
-        frees: What of the hold the run, or the array's task, needs no more: the larger of
-            this and ``amount`` is taken off.
-        final: Whether nothing more will be charged to it: all that remains is given back.
+        charge: Key of the charge; "" if SU are only released.
+        amount: Amount charged.
+        frees: Amount that the run or array task no longer needs: the larger of this and
+            ``amount`` is deducted from the hold.
+        final: Whether this is the last settlement: the hold's remainder is released.
     """
 
     seq: int
@@ -388,29 +392,29 @@ class Settlement(Noun, frozen=True):
 
 
 class Charge(Noun, frozen=True):
-    """What a run, or a piece of one, cost.
+    """Charge: the price of a run, or of a piece of one.
 
     Attributes:
         cluster: The cluster's name.
         job_id: The raw job id.
-        first_submit: With cluster and job_id, the job's identity.
-        restarts: With those, the run's.
-        piece_us: Of a resized job's former size the end of that piece; 0 for a run's last.
-        account: Who pays.
-        user: Whose job it was.
-        partition: Where it ran.
-        amount: What it costs altogether; what was charged before is taken off.
-        use: What was priced.
+        first_submit: First submit time; with cluster and job_id, the job's identity.
+        restarts: Restart count; with those, the run's identity.
+        piece_us: For a former size of a resized job, the end of that piece; 0 for the last.
+        account: Account that pays.
+        user: Owner of the job.
+        partition: Partition it ran in.
+        amount: Total price; posting deducts what was charged before.
+        use: The use that was priced.
         rate: Number of the rate.
         hold: Id of the hold that covers it; "" for none.
-        shares: Which allocations are to pay, as the hold had it; beyond them those that were
-            there when the run started, in the order of their end.
-        overdraw: Whether it was let through, and may take the account below its means.
-        why: What it is: ``end``, ``piece``, ``correction``, ``backfill``, ``reconcile``.
-        source: Whose word it is: ``jobs``, ``sacct``, ``mybrc``.
-        told: Of a job that another program told of, and whose id and submit time are not
-            known, the name that it gave; it then stands for both.
-        facts: Digest of what Slurm's record said when it was priced; see
+        shares: Allocations that pay first, from the hold; then those active when the run
+            started, in the order of their end.
+        overdraw: Whether it may exceed the account's balance and credit limit.
+        why: Reason: ``end``, ``piece``, ``correction``, ``backfill``, ``reconcile``.
+        source: Source of the record: ``jobs``, ``sacct``, ``mybrc``.
+        told: Name of the job given by another program that reported it without id and submit
+            time; it then replaces both in the key.
+        facts: Fingerprint of Slurm's record when it was priced; see
             :mod:`steward.bank.billing`.
         whole: Whether its nodes were charged whole.
     """
@@ -437,7 +441,7 @@ class Charge(Noun, frozen=True):
 
     @property
     def key(self) -> str:
-        """What tells it from every other charge."""
+        """Return the idempotency key, unique for every charge."""
         if self.told:
             return f"{self.cluster}/told/{self.told}"
         first = int(self.first_submit.timestamp())

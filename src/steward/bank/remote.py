@@ -1,4 +1,9 @@
-"""Remote banks: interface of the extensions that report SU holds and charges to one."""
+"""Remote banks: interface of the extensions that report SU holds and charges to one.
+
+:class:`RemoteBank` is what an extension offers, :func:`remote_banks` loads them. A job may be
+charged twice: by this bank, and by a client's report through the myBRC API. :func:`own_charges`
+and :func:`take_back` keep the bank's own charge and set the reported one to zero.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta

@@ -1,8 +1,11 @@
-"""What the bank does by the clock: allocations end, thresholds are told, notices are sent.
+"""Scheduled work of the bank: expire allocations, report thresholds, send notices.
 
-Events and notices that follow from the ledger are put into its outbox in the
-transaction that brings them about, and sent from there: a journal or a mail
-server that is away delays them, and nothing else.
+:class:`Upkeep` also sends monthly statements, copies the gate's holds and rejections into journal
+and ledger, and deletes old rejections and settlements. The bank's consumer calls ``turn`` every
+second.
+
+Events and notices are put into the ledger's outbox in the transaction that causes them, and
+sent from there: an unavailable journal or mail server only delays them.
 """
 
 import logging
@@ -39,28 +42,37 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BANK: Final = "bank"
-"""Who does what nobody asked for, in the ledger's books."""
+"""Author of automatic changes in the ledger."""
 
 _EVENT: Final = "event"
+"""Kind of events in the outbox."""
 _NOTICE: Final = "notice"
+"""Kind of notices in the outbox."""
 _FACTS: Final = "facts"
+"""Name of the ledger's note with the last gate record copied."""
 _FACTS_AT_ONCE: Final = 500
+"""Maximum number of the gate's records copied at once."""
 _HOUR_S: Final = 3600.0
 _EXPIRE_S: Final = 60.0
+"""Shortest interval between attempts to empty ended allocations, in seconds."""
 _TAKEN: Final = "settled"
+"""Name of the ledger's note with the last deletion of applied settlements."""
 _DAY: Final = timedelta(days=1)
 _REFUSALS_KEPT: Final = timedelta(days=90)
+"""Retention of rejections."""
 _FIRST_RETRY_S: Final = 30.0
+"""First interval between attempts to send a notice, in seconds; it doubles each time."""
 _LONGEST_RETRY_S: Final = 3600.0
+"""Longest interval between attempts to send a notice, in seconds."""
 _MOST_REFUSED: Final = 5
-"""So often it is tried to send what is refused: a mailbox may be full, a program set up wrongly."""
+"""Attempts to send a rejected notice: a mailbox may be full, a program misconfigured."""
 _MOST_TRIES: Final = 175
-"""So often what cannot be sent: for a week."""
+"""Attempts to send an undeliverable notice: about a week."""
 _SOURCE: Final = "bank"
 
 
 class _Said(msgspec.Struct, frozen=True):
-    """An event of ours while it waits in the outbox."""
+    """Event of the bank in the outbox."""
 
     key: str
     at: datetime
@@ -68,12 +80,12 @@ class _Said(msgspec.Struct, frozen=True):
 
 
 class Upkeep:
-    """The clock work of the bank's process.
+    """Scheduled work of the bank's process.
 
     Args:
         settings: The whole configuration.
         ledger: The ledger.
-        link: The way to the gate.
+        link: Client of the gate.
     """
 
     def __init__(self, settings: Settings, ledger: "Ledger", link: GateLink) -> None:
@@ -92,7 +104,7 @@ class Upkeep:
         """Do what is due.
 
         Raises:
-            Unavailable: The ledger, the gate or the journal is away.
+            Unavailable: The ledger, the gate or the journal is unavailable.
         """
         self._look(now)
         self._expire(now)
@@ -102,10 +114,10 @@ class Upkeep:
         self._forget(now)
 
     def take_facts(self, append: Append) -> None:
-        """Take over what the gate did: holds into the journal, refusals into the ledger.
+        """Copy what the gate did: holds into the journal, rejections into the ledger.
 
         Raises:
-            Unavailable: One of the three is away.
+            Unavailable: Gate, ledger or journal is unavailable.
         """
         while True:
             with self._ledger.reading() as t:
@@ -123,7 +135,7 @@ class Upkeep:
                 return
 
     def _look(self, now: datetime) -> None:
-        """Tell thresholds of the accounts that changed; now and then of all."""
+        """Report thresholds of changed accounts, and every hour of all accounts."""
         with self._ledger.reading() as t:
             if t.seq == self._seq and not self._is_due(self._whole_at, now):
                 return
@@ -150,13 +162,14 @@ class Upkeep:
         self._seq = books.seq
 
     def _put_notice(self, t: "Transaction", one: BankThreshold) -> None:
+        """Put the notice of a threshold into the outbox."""
         account = t.accounts.get(one.account)
         owners = account.owners if account else ()
         notice = threshold_notice(self._settings, one, owners, self._cluster)
         t.outbox.put(_NOTICE, msgspec.json.encode(notice))
 
     def _expire(self, now: datetime) -> None:
-        """Take what is left of allocations that ended, less what running jobs still need."""
+        """Empty allocations that ended, except for what running jobs still need."""
         now_us = micros(now)
         ended = [
             one.number
@@ -174,6 +187,7 @@ class Upkeep:
                 log.info("%s: %s of account %s", one.kind, one.amount, one.account)
 
     def _statements(self, now: datetime) -> None:
+        """Queue the monthly statements, checked once an hour."""
         if not self._settings.bank.notify.statements or not self._is_due(self._statements_at, now):
             return
         from steward.bank.notices import mail_due
@@ -182,7 +196,7 @@ class Upkeep:
         mail_due(self._ledger, self._settings, now)
 
     def _forget(self, now: datetime) -> None:
-        """Once a day forget refusals of old, and settlements taken a day ago or longer."""
+        """Once a day, delete rejections older than 90 days, and settlements a day after use."""
         if not self._is_due(self._forget_at, now):
             return
         self._forget_at = now + timedelta(seconds=_HOUR_S)
@@ -193,12 +207,12 @@ class Upkeep:
         settled = self._link.state().settled
         with self._ledger.transaction() as t:
             t.refusals.prune(now - _REFUSALS_KEPT)
-            # A ledger that was restored from a backup may count anew.
+            # A ledger restored from a backup may count from a lower number.
             t.settlements.prune(min(int(taken or 0), settled))
             t.set_mark(_TAKEN, f"{micros(now)} {settled}")
 
     def send_events(self, append: Append) -> None:
-        """Append the events that wait, then forget them: a repeat has the same key."""
+        """Append pending events to the journal, then mark them sent; a repeat keeps its key."""
         now = moment(2**52)
         with self._ledger.reading() as t:
             items = t.outbox.due(_EVENT, now)
@@ -222,15 +236,16 @@ class Upkeep:
         )
 
     def _send_notices(self, now: datetime) -> None:
+        """Send one pending notice."""
         with self._ledger.reading() as t:
             items = t.outbox.due(_NOTICE, now)
-        # What fails again and again comes behind what was not tried yet.
+        # Notices that fail repeatedly come after those not tried yet.
         for item in sorted(items, key=lambda item: item.tries)[:1]:
             notice = msgspec.json.decode(item.payload, type=Notice)
             if not notice.by:
                 self._take_apart(item.id, notice)
                 continue
-            # One a turn: charging waits while a mail server takes its time.
+            # Send one notice a turn, because charging waits while a mail server is slow.
             try:
                 send(self._settings, notice)
             except Unavailable as error:
@@ -242,7 +257,7 @@ class Upkeep:
     def _try_later(
         self, item: OutboxItem, notice: Notice, error: Unavailable, now: datetime
     ) -> None:
-        """Wait ever longer; what is refused, or was not sent for days, is set aside."""
+        """Retry at growing intervals; make a rejected or long undelivered notice a dead letter."""
         is_refused = isinstance(error, NotTaken | NoticeRefused)
         if item.tries + 1 >= (_MOST_REFUSED if is_refused else _MOST_TRIES):
             log.error(
@@ -258,7 +273,7 @@ class Upkeep:
             t.outbox.later(item.id, now + timedelta(seconds=wait_s), str(error))
 
     def _take_apart(self, number: int, notice: Notice) -> None:
-        """Let each way that a notice goes be tried again by itself."""
+        """Split a notice so that each way of sending it is retried separately."""
         with self._ledger.transaction() as t:
             for part in parts(self._settings, notice):
                 t.outbox.put(_NOTICE, msgspec.json.encode(part))
@@ -270,6 +285,7 @@ class Upkeep:
 
 
 def _event_of(fact: GateFact, cluster: str) -> Event:
+    """Convert a record of the gate into an event."""
     at = moment(fact.at_us)
     return Event(
         kind=fact.kind,

@@ -1,7 +1,7 @@
-"""The settings of the bank: the ledger, what is priced how, the gate, and the myBRC API.
+"""Settings of the bank: [bank], [bank.notify], [bank.remote], [gate] and their subsections.
 
-Rates, accounts, allocations and the mode of enforcement are not settings: they
-change while Steward runs, and stand in the ledger.
+Rates, accounts, allocations and modes are not settings: they change while Steward runs, and are
+stored in the ledger.
 """
 
 from typing import Literal
@@ -11,20 +11,19 @@ import msgspec
 from steward.core.section import Section
 
 Unpaid = Literal["warn", "hold", "cancel", "credit"]
-"""What becomes of a job in the queue that its account cannot pay."""
+"""What happens to a queued job with insufficient funds."""
 
 Policy = Literal["allow", "deny"]
-"""What the submit plugin does where the gate does not answer."""
+"""Outage policy: what the submit plugin does when the gate does not answer."""
 
 
 class BankPartitionSettings(Section, frozen=True, kw_only=True):
-    """[bank.partition.NAME]: what differs for one partition.
+    """[bank.partition.NAME]: settings that differ for one partition.
 
     Attributes:
-        unpaid: As in [bank]; as there if None.
-        policy: What the plugin does with jobs for it while the gate does not answer; as in
-            [gate] if None.
-        over_limit: As in [bank]; as there if None.
+        unpaid: What happens to a queued job with insufficient funds; None as in [bank].
+        policy: Outage policy of the plugin for jobs in this partition; None as in [gate].
+        over_limit: Whether time past the time limit is charged; None as in [bank].
     """
 
     unpaid: Unpaid | None = None
@@ -33,11 +32,11 @@ class BankPartitionSettings(Section, frozen=True, kw_only=True):
 
 
 class RefusalSettings(Section, frozen=True, kw_only=True):
-    """[bank.refusal.ACCOUNT]: what a refusal does there, in place of refusing.
+    """[bank.refusal.ACCOUNT]: what happens to jobs of an account instead of a rejection.
 
     Attributes:
-        qos: The job is let in under this QOS, and its user is told; "" to leave it.
-        partition: The job is sent to this partition, and its user is told; "" to leave it.
+        qos: Admit the job under this QOS and tell its user; "" leaves the QOS.
+        partition: Send the job to this partition and tell its user; "" leaves the partition.
     """
 
     qos: str = ""
@@ -45,14 +44,14 @@ class RefusalSettings(Section, frozen=True, kw_only=True):
 
 
 class NotifySettings(Section, frozen=True, kw_only=True):
-    """[bank.notify]: who is told of thresholds and statements. Mail goes by [mail].
+    """[bank.notify]: recipients of threshold notices and statements. Mail is sent as in [mail].
 
     Attributes:
         owners: Whether an account's owners get mail.
         mail: Addresses that get every notice.
         webhook: URL that every notice is posted to as JSON; "" for none.
-        statements: Whether owners get a statement by mail each month.
-        domain: Behind the user names of owners without an address of their own.
+        statements: Whether owners get a monthly statement by mail.
+        domain: Mail domain appended to user names of owners.
     """
 
     owners: bool = True
@@ -63,17 +62,17 @@ class NotifySettings(Section, frozen=True, kw_only=True):
 
 
 class RemoteBankSettings(Section, frozen=True, kw_only=True):
-    """[bank.remote]: a myBRC server elsewhere that is told of holds and charges.
+    """[bank.remote]: remote myBRC server that receives holds and charges.
 
     Attributes:
-        url: Where its API begins (``https://host/mybrc-rest``); nobody is told if empty.
-        token_file: A file that holds the token for ``Authorization: Token …``.
-        ca_file: Certificates that the server's is checked against; the system's if empty.
-        timeout_s: How long one request may take, in seconds.
-        balances: Whether accounts have what the server says, which is asked all the time, and
+        url: URL of its API (``https://host/mybrc-rest``); empty disables reports.
+        token_file: File that holds the token for ``Authorization: Token …``.
+        ca_file: CA certificates for the server's certificate; the system's if empty.
+        timeout_s: Time-out of one request, in seconds.
+        balances: Whether account balances come from the server, which is polled all the time;
             the ledger's balances follow it.
-        balance_age_s: How old an account's balance may be, in seconds; for an older one
-            ``[gate] policy`` decides.
+        balance_age_s: Maximum age of an account's balance, in seconds; for an older one
+            ``[gate] policy`` applies.
     """
 
     url: str = ""
@@ -85,34 +84,34 @@ class RemoteBankSettings(Section, frozen=True, kw_only=True):
 
 
 class BankSettings(Section, frozen=True, kw_only=True):
-    """[bank]: service units, accounts, and what jobs cost.
+    """[bank]: service units, accounts, and prices of jobs.
 
     Attributes:
-        enabled: Whether there is a bank.
+        enabled: Whether the bank is enabled.
         database: SQLAlchemy URL of the ledger (``postgresql+psycopg://steward@db/steward``);
             ``<state_dir>/ledger.db`` if empty.
-        password_file: A file that holds the database's password.
-        unit: What one unit is called.
-        decimals: How many decimals amounts are shown with, 0 to 6.
-        unknown_accounts: Whether jobs under accounts that the bank does not know are let in.
-        default_account: Account of jobs that name none, where no slurmdbd knows one.
-        exempt: Users whose jobs are never refused, beside root, SlurmUser and operators;
-            they are priced and charged as everybody's.
-        hold_share: How much of an account's means one user's holds may take, of 1.
-        unseen_share: How much of what an account has free may be held for jobs of a user that
-            Slurm does not show yet, of 1, where a number of theirs came to nothing; 1 for all.
+        password_file: File that holds the database's password.
+        unit: Name of the unit.
+        decimals: Number of decimals that amounts are shown with, 0 to 6.
+        unknown_accounts: Whether to admit jobs under accounts that the bank does not have.
+        default_account: Account of jobs that name none, if no slurmdbd has a default.
+        exempt: Users whose jobs are never rejected, in addition to root, SlurmUser and
+            operators; their jobs are priced and charged as usual.
+        hold_share: Share of an account's balance and credit that one user's holds may take, of 1.
+        unseen_share: Share of an account's available amount that may be held for jobs of a user
+            that Slurm does not show yet, if several of theirs came to nothing; 1 for all.
         arrays: Whether an array's hold covers all its tasks (``full``), those that may run
             at once (``running``), or each task when it starts (``start``).
-        unpaid: What becomes of a queued job whose account cannot pay.
+        unpaid: What happens to a queued job with insufficient funds.
         over_limit: Whether time past the time limit is charged.
         suspended: Whether suspended time is charged.
-        default_time_s: Time limit assumed where neither job nor partition has one, in seconds.
-        warn_percent: Shares of an allocation, in percent, that are told when they are used.
-        warn_days: Days before an allocation's end at which that is told.
-        reconcile_s: Seconds between two comparisons with Slurm's own records.
-        without_ledger_s: How long the gate goes on without the ledger, in seconds.
-        partition: What differs for some partitions, by name.
-        refusal: What refusals do for some accounts, by name.
+        default_time_s: Time limit assumed if neither job nor partition has one, in seconds.
+        warn_percent: Used shares of an allocation, in percent, at which notices are sent.
+        warn_days: Days before an allocation's end at which a notice is sent.
+        reconcile_s: Interval of reconciliation with Slurm's records, in seconds.
+        without_ledger_s: Longest time the gate decides without the ledger, in seconds.
+        partition: Settings that differ for some partitions, by name.
+        refusal: What happens instead of a rejection for some accounts, by name.
     """
 
     enabled: bool = False
@@ -141,22 +140,22 @@ class BankSettings(Section, frozen=True, kw_only=True):
 
 
 class GateSettings(Section, frozen=True, kw_only=True):
-    """[gate]: the process that slurmctld's submit plugin asks.
+    """[gate]: process that slurmctld's submit plugin asks.
 
     Attributes:
-        socket: The Unix socket that the plugin asks through.
-        off_switch: While this file is there the plugin admits everything, the daemon dead or not,
-            and no job is held or cancelled that cannot be paid.
-        plugin_conf: The file that the plugin reads its policy from; the gate keeps it written.
-        policy: What the plugin does where the gate does not answer.
-        timeout_ms: How long the plugin waits, connection included, in milliseconds.
-        quiet_s: How long it does not ask after that, in seconds.
-        plugin_users: Users that the plugin may run as, beside root and our own user.
-        listen: Address and port where gates on other hosts ask this one; none if empty.
-        ask: Address and port of the gate that decides, where that is another one.
-        certificate_file: Our certificate, for both.
-        key_file: The key of that certificate.
-        ca_file: Certificates that the other side's is checked against.
+        socket: Unix socket of the gate, used by the plugin.
+        off_switch: While this file exists the plugin admits every job, even if the daemon is
+            down, and no job is held or cancelled for insufficient funds.
+        plugin_conf: File with the plugin's policy; the gate keeps it up to date.
+        policy: Outage policy: what the plugin does when the gate does not answer.
+        timeout_ms: Longest wait of the plugin, connection included, in milliseconds.
+        quiet_s: Time after a time-out during which the plugin does not ask, in seconds.
+        plugin_users: Users that the plugin may run as, in addition to root and Steward's user.
+        listen: Address and port for gates on other hosts that ask this one; none if empty.
+        ask: Address and port of the gate that decides, if it is another one.
+        certificate_file: This side's certificate, for both.
+        key_file: Key of that certificate.
+        ca_file: CA certificates for the other side's certificate.
     """
 
     socket: str = "/run/steward/gate.sock"

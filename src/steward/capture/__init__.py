@@ -1,1 +1,1 @@
-"""How facts come in."""
+"""Sources of events: spool, queue polls, jobcomp lines, compute nodes, sensor, crash recovery."""

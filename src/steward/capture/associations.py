@@ -1,4 +1,9 @@
-"""Asks a cluster's Slurm now and then who stands where, for those who decide on access."""
+"""Associations source: polls a cluster's Slurm for users, roles and accounts, for access checks.
+
+:class:`StandingSource` queries once a minute and stores the answer in the process's ``Standings``,
+which decides who may see and do what. It is registered as a consumer only to be called by the
+consumers' clock.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -12,16 +17,18 @@ from steward.core.waits import Backoff
 log = logging.getLogger(__name__)
 
 _EVERY_S = 60.0
+"""Interval of queries, in seconds."""
 _LONGEST_S = 600.0
+"""Maximum pause after failures, in seconds."""
 
 
 class StandingSource:
-    """A source that sits among consumers for its clock alone: it takes no events.
+    """Poller of one cluster's users and associations; a consumer that takes no events.
 
     Args:
-        cluster: The cluster's name.
-        ask: Asks its Slurm.
-        standings: Where the answer is kept.
+        cluster: Name of the cluster.
+        ask: Queries the cluster's Slurm.
+        standings: Where the answer is stored.
     """
 
     kinds: frozenset[str] = frozenset()
@@ -36,18 +43,19 @@ class StandingSource:
         self._said = ""
 
     def cursor(self) -> int:
-        """Nothing is remembered."""
+        """Return 0: the source has no position."""
         return 0
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:
-        """No kinds are wanted, so there is nothing to do."""
+        """Do nothing: the source takes no events."""
 
     def tick(self, append: Append) -> float:  # noqa: ARG002 - a consumer's signature
-        """Ask, and keep the answer; seconds until it should be asked again."""
+        """Query Slurm and store the answer; return seconds until the next query."""
         try:
             self._standings.put(self._cluster, self._ask())
         except StewardError as error:
-            # The last answer holds for a while; snapshots say when Slurm itself is away.
+            # The last answer stays valid for a while; queue polls report that Slurm itself is
+            # unavailable.
             if str(error) != self._said:
                 self._said = str(error)
                 log.warning("who stands where on %s is not known now: %s", self._cluster, error)
@@ -57,4 +65,4 @@ class StandingSource:
         return _EVERY_S
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the source holds no resources."""

@@ -1,8 +1,8 @@
-"""What was captured before: the journal remembers it for months, jobs.db for good.
+"""Captured scripts: has a script been captured before? Looks in the journal, then in jobs.db.
 
-A job may wait in the queue for longer than the journal remembers the key of its
-script, and its spool entry lies there all the while. Taken again it would be
-kept twice, and would come back although it was purged.
+A job may be pending for longer than the journal keeps the key of its script (months), while its
+spool entry stays. Capturing it again would store the script twice, and would restore one that was
+purged. jobs.db remembers captured scripts for good.
 """
 
 import logging
@@ -16,11 +16,11 @@ log = logging.getLogger(__name__)
 
 
 class Known:
-    """Knows the scripts that were captured; to be used by one thread at a time.
+    """Lookup of captured scripts. Not thread-safe: use one per thread.
 
     Args:
-        state_dir: Where jobs.db lies, if there is one yet.
-        reader: The journal.
+        state_dir: Directory of jobs.db, which may not exist yet.
+        reader: Reader of the journal.
     """
 
     def __init__(self, state_dir: str, reader: JournalReader) -> None:
@@ -29,7 +29,7 @@ class Known:
         self._jobs: Jobs | None = None
 
     def known(self, cluster: str, key: str) -> bool:
-        """Whether there ever was an event of this key, of a script.
+        """Return whether a script with this event key was ever captured.
 
         Raises:
             JournalUnavailable: The journal cannot be read now.
@@ -37,11 +37,11 @@ class Known:
         return self._reader.known(cluster, key) or self._is_purged(cluster, key) is not None
 
     def has_script(self, cluster: str, job_id: int, submit: datetime) -> bool:
-        """Whether a script of a submission was captured, or purged since.
+        """Return whether the script of a submission was captured, even if purged since.
 
         Args:
-            cluster: The cluster's name.
-            job_id: Raw id; of an array the array's, of a het job its leader's.
+            cluster: Name of the cluster.
+            job_id: Raw id; the array's for an array, the leader's for a het job.
             submit: Submit time of one of its runs.
         """
         try:
@@ -53,9 +53,9 @@ class Known:
             return False
 
     def over(self, cluster: str, key: str) -> bool:
-        """Whether bytes of this script that no event names may go.
+        """Return whether stored bytes of this script that no event names may be deleted.
 
-        Not where jobs.db alone knows it: their event may have been lost with a journal.
+        False if only jobs.db knows the script: its event may have been lost with a journal.
 
         Raises:
             JournalUnavailable: The journal cannot be read now.
@@ -63,18 +63,19 @@ class Known:
         return self._reader.known(cluster, key) or self._is_purged(cluster, key) is True
 
     def close(self) -> None:
-        """Let go of jobs.db; the next question opens it again."""
+        """Close jobs.db; the next lookup opens it again."""
         if self._jobs is not None:
             self._jobs.close()
             self._jobs = None
 
     def _is_purged(self, cluster: str, key: str) -> bool | None:
+        """Return whether jobs.db says that a script was purged; None if unknown there."""
         try:
             self._jobs = self._jobs or Jobs(self._path)
             return self._jobs.is_purged(cluster, key)
         except (SqliteUnavailable, SqliteError) as error:
-            # It is not made yet, or is away: then the jobs consumer says so, and a script is
-            # taken again, which is harmless.
+            # jobs.db does not exist yet or is unavailable: the jobs consumer reports that, and
+            # capturing a script twice is harmless.
             log.debug("what was captured long ago cannot be looked up: %s", error)
             self.close()
             return None

@@ -1,8 +1,9 @@
-"""Kept bytes whose event was lost in a crash become events again; leftovers of a crash go.
+"""Crash recovery of captured scripts: emits events for stored files that no event names.
 
-A process that is killed between writing a script to a store and appending its
-event leaves a file that no event names. Its spool entry may be gone by the
-next start, so the file's own name has to tell what it is.
+A process that is killed between writing a script to a store and appending its event leaves such a
+file. Its spool entry may be gone by the next start, so the file's own name carries cluster, job id
+and modification time. ``recover`` runs at the start of capture; it also deletes files whose event
+was trimmed, and incomplete files older than a day.
 """
 
 import hashlib
@@ -19,6 +20,7 @@ from steward.slurm.environment import COUNT_BYTES, claims_of, entries_of, names_
 log = logging.getLogger(__name__)
 
 _STALE_S = 86400.0
+"""Age after which an incomplete file is deleted, in seconds."""
 
 
 def recover(
@@ -28,14 +30,15 @@ def recover(
     wanted: Callable[[int, int], bool],
     mine: Callable[[int], bool],
 ) -> list[Event]:
-    """The events of complete scripts in a store that the journal has never heard of.
+    """Return events for complete scripts in a store that the journal has never recorded.
 
     Args:
-        store: Where to look.
-        cluster: Whose scripts.
-        known: Whether the script of a job id with this mtime (ns) was ever in the journal.
-        wanted: Whether its event is still there, so that its bytes are.
-        mine: Whether a job id is the caller's: what another process is just writing is no orphan.
+        store: Store to search.
+        cluster: Cluster whose scripts are wanted.
+        known: Returns whether the script of a job id with this mtime (ns) was ever in the journal.
+        wanted: Returns whether the journal still has its event, and so needs its bytes.
+        mine: Returns whether a job id belongs to the calling process; another process may be
+            writing its file just now.
 
     Raises:
         StoreUnavailable: The store cannot be read now.
@@ -48,7 +51,7 @@ def recover(
     for (job_id, mtime_ns), names in found.items():
         if known(job_id, mtime_ns):
             if not wanted(job_id, mtime_ns):
-                # Its event was trimmed, and the crash came before its bytes were.
+                # Its event was trimmed, and the crash came before its bytes were deleted.
                 store.unlink(name.filename for name in names.values())
             continue
         event = _event(store, cluster, job_id, mtime_ns, names)
@@ -62,9 +65,10 @@ def recover(
 def _event(
     store: Store, cluster: str, job_id: int, mtime_ns: int, names: dict[str, KeptName]
 ) -> Event | None:
+    """Build the job.script event of stored files; None if the script is missing or incomplete."""
     script = _kept(store, names.get("script"))
     if script is None:
-        # Cut short: the spool still has it, or nobody does.
+        # Incomplete: either the spool still has the script, or it is lost.
         _drop_stale(store, names)
         return None
     environment = _kept(store, names.get("env"))
@@ -96,6 +100,7 @@ def _event(
 
 
 def _kept(store: Store, name: KeptName | None) -> Kept | None:
+    """Read a stored file and return its digest; None if it is incomplete."""
     if name is None:
         return None
     kept = Kept(path=name.filename, length=name.length, sha256="")
@@ -106,6 +111,7 @@ def _kept(store: Store, name: KeptName | None) -> Kept | None:
 
 
 def _drop_stale(store: Store, names: dict[str, KeptName]) -> None:
+    """Delete files that are incomplete and old."""
     for name in names.values():
         path = os.path.join(store.directory, name.filename)
         try:

@@ -1,8 +1,11 @@
-"""Lines of native/jobcomp.lua: each is one run of a job that ended, or a piece of a resized one.
+"""Jobcomp source: reads the lines of native/jobcomp.lua and appends job.end events.
 
-The fields are those that Slurm gives Lua, under Slurm's names and in Slurm's
-numbers. Who wrote them is slurmctld, but job names, comments and the like are
-anybody's, so a line is taken for what its types allow and for nothing else.
+Each line is one run of a job that ended, or one part of a resized job. Fields have Slurm's names
+and numbers, as Slurm passes them to Lua. slurmctld writes the lines, but users choose job names and
+comments, so every field is validated by type.
+
+First comes the parser (``told``, ``told_behind``, ``end_event``), then :class:`Places`, the read
+positions in ``lines-CLUSTER.db``, then :class:`JobcompLines`, which follows the file.
 """
 
 import hashlib
@@ -28,19 +31,23 @@ from steward.slurm import ended_state
 from steward.slurm.users import People
 
 JOBCOMP_SOURCE: Final = "jobcomp"
+"""Source name of the events."""
 
 _NO_VALUE: Final = 0xFFFF_FFF0
-"""From here on Slurm's 32-bit numbers are none (NO_VAL, INFINITE)."""
-_LATEST: Final = 2**33  # a time in the year 2242
+"""Values from here on mean "none" in Slurm's 32-bit numbers (NO_VAL, INFINITE)."""
+_LATEST: Final = 2**33  # year 2242; a later time is invalid
 _MOST_ID: Final = 2**32 - 1
 
 
 class LineError(StewardError):
-    """A line that is none of ours; ``offender`` is its beginning."""
+    """A line is not valid; ``offender`` holds its beginning."""
+
+
+# Parser of lines
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """A line, as far as it is put to use."""
+    """Fields of a line that are used."""
 
     v: int
     k: str
@@ -93,18 +100,18 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 _BEGIN: Final = b'{"v":'
-"""Of a line; within one it is nowhere, because texts have their quotes escaped."""
+"""Start of a line. It cannot occur inside a line, because quotes in texts are escaped."""
 
 _decoder = msgspec.json.Decoder(_Line)
 
 
 class Told(msgspec.Struct, frozen=True):
-    """What a line says.
+    """Parsed line.
 
     Attributes:
-        record: The run, or the piece of it.
-        at: When slurmctld said so, UTC; whole seconds.
-        lost: How many lines before this one it could not write.
+        record: Record of the run, or of one part of it.
+        at: Time at which slurmctld wrote it, UTC, in whole seconds.
+        lost: Number of lines before this one that it could not write.
     """
 
     record: JobRecord
@@ -113,14 +120,14 @@ class Told(msgspec.Struct, frozen=True):
 
 
 def told(line: bytes, people: People) -> Told:
-    """What a line says.
+    """Parse a line.
 
     Args:
-        line: Without its newline.
-        people: Who looks names up.
+        line: The line without its newline.
+        people: Resolves user and group ids to names.
 
     Raises:
-        LineError: It is no line of jobcomp.lua's, or of a job that there cannot be.
+        LineError: The line is not from jobcomp.lua, or describes an impossible job.
     """
     try:
         said = _decoder.decode(line)
@@ -136,11 +143,11 @@ def told(line: bytes, people: People) -> Told:
 
 
 def told_behind(line: bytes, people: People) -> Told | None:
-    """What the whole line says that stands behind one that was torn; None if none does.
+    """Parse the whole line that follows a torn one in the same line; None if there is none.
 
     Args:
-        line: What :func:`told` refused.
-        people: Who looks names up.
+        line: Line that :func:`told` rejected.
+        people: Resolves user and group ids to names.
     """
     begin = line.rfind(_BEGIN)
     if begin <= 0:
@@ -152,17 +159,18 @@ def told_behind(line: bytes, people: People) -> Told | None:
 
 
 def end_event(cluster: str, said: Told, record: JobRecord) -> Event:
-    """The event of a line.
+    """Build the job.end event of a line.
 
     Args:
-        cluster: The cluster's name.
-        said: The line.
-        record: Its record, without secrets.
+        cluster: Name of the cluster.
+        said: Parsed line.
+        record: Its record after redaction.
     """
-    # Not the key of the same fact in a snapshot: each of them tells what the other does not.
+    # The key differs from that of a queue poll's event of the same end: each has facts that the
+    # other lacks.
     key = f"{end_key(record)}:{JOBCOMP_SOURCE}"
     if record.state == "RESIZING":
-        # A job may be given another size twice in a second.
+        # A job may be resized twice within a second.
         held = f"{record.nodelist}\0{record.tres_allocated}\0{record.sluid}"
         key += ":" + hashlib.blake2b(held.encode(), digest_size=6).hexdigest()
     return Event(
@@ -177,6 +185,7 @@ def end_event(cluster: str, said: Told, record: JobRecord) -> Event:
 
 
 def _record(said: _Line, state: str, submit: datetime, people: People) -> JobRecord:
+    """Build the job record of a line."""
     is_array = said.array_job_id > 0
     uid, gid = _some_id(said.user_id), _some_id(said.group_id)
     cut = frozenset(said.cut)
@@ -204,14 +213,14 @@ def _record(said: _Line, state: str, submit: datetime, people: People) -> JobRec
         restarts=said.restart_cnt,
         submit=submit,
         start=_moment(said.start_time),
-        # The end that Slurm gives of a piece is the one that the whole job is expected to have.
+        # For a part of a resized job Slurm gives the expected end of the whole job.
         end=_moment(said.t if is_piece else said.end_time),
         time_limit_s=said.time_limit * 60 if 0 <= said.time_limit < _NO_VALUE else None,
         nodes=said.total_nodes or None,
         cpus=said.total_cpus or None,
         tres_requested=requested,
         tres_allocated="" if "tres_fmt_alloc_str" in cut else said.tres_fmt_alloc_str,
-        # Half a list of nodes would name other nodes.
+        # A truncated node list would name other nodes.
         nodelist="" if "nodes" in cut else said.nodes,
         dependency=said.curr_dependency,
         reservation=said.resv_name,
@@ -221,7 +230,7 @@ def _record(said: _Line, state: str, submit: datetime, people: People) -> JobRec
         stdout=_file(said.std_out),
         stderr=_file(said.std_err),
         admin_comment=said.admin_comment,
-        # Of a piece they are those of nobody yet.
+        # A part of a resized job has no exit code yet.
         exit_code=None if is_piece else code,
         exit_signal=None if is_piece else signal,
         derived_exit_code=None if is_piece else derived_code,
@@ -239,22 +248,24 @@ def _record(said: _Line, state: str, submit: datetime, people: People) -> JobRec
 
 
 def _moment(seconds: int) -> datetime | None:
+    """Convert seconds since the epoch; None if invalid."""
     return datetime.fromtimestamp(seconds, UTC) if 0 < seconds < _LATEST else None
 
 
 def _some_id(number: int | None) -> int | None:
+    """Return a uid or gid; None if invalid."""
     return number if number is not None and 0 <= number <= _MOST_ID else None
 
 
 def _status(raw: int | None) -> tuple[int | None, int | None]:
-    """Exit code and signal of the status of wait(2)."""
+    """Split a wait(2) status into exit code and signal."""
     if raw is None or not 0 <= raw < _NO_VALUE:
         return None, None
     return raw >> 8 & 0xFF, raw & 0x7F
 
 
 def _counted(tres: str, name: str) -> int | None:
-    """How many of ``name`` a text such as ``cpu=4,node=2`` has."""
+    """Return the count of one TRES in a text such as ``cpu=4,node=2``."""
     for part in tres.split(","):
         key, _, value = part.partition("=")
         if key == name and value.isascii() and value.isdigit() and len(value) < 10:
@@ -263,14 +274,17 @@ def _counted(tres: str, name: str) -> int | None:
 
 
 def _file(path: str) -> str:
-    # Slurm gives Lua the pattern; scontrol shows what it stands for.
+    """Return an output path, unless it contains an unexpanded pattern."""
+    # Slurm passes the pattern to Lua; scontrol shows the expanded path.
     return "" if "%" in path else path
 
+
+# Source
 
 log = logging.getLogger(__name__)
 
 CONTROLLER: Final = "slurmctld"
-"""Stands for a node's name where slurmctld itself lost lines."""
+"""Name used instead of a node's for lines that slurmctld itself lost."""
 
 _MIGRATIONS: Final = (
     """
@@ -285,27 +299,28 @@ CREATE TABLE place (
 """,
 )
 _MOST_AT_ONCE: Final = 500
+"""Maximum number of events per append."""
 
 
 class Places:
-    """Keeps how far files were put to use: ``lines-CLUSTER.db``.
+    """Read positions of followed files, stored in ``lines-CLUSTER.db``.
 
     Args:
-        state_dir: The directory that holds the database.
-        cluster: Whose files.
+        state_dir: Directory of the database.
+        cluster: Cluster of the files.
 
     Raises:
         SqliteError: The database cannot be used.
-        SqliteUnavailable: It cannot be used now.
+        SqliteUnavailable: The database cannot be opened now.
     """
 
     def __init__(self, state_dir: str, cluster: str) -> None:
         self._path = os.path.join(state_dir, f"lines-{cluster}.db")
-        # What a power loss takes of it is read again.
+        # Positions lost in a power failure only cause lines to be read again.
         self._database = open_database(self._path, _MIGRATIONS, synchronous="NORMAL")
 
     def of(self, path: str) -> Place | None:
-        """How far a file was put to use; None for not at all."""
+        """Return the position in a file; None if it was never read."""
         with translated(self._path):
             row = self._database.execute(
                 "SELECT inode, at, head, head_length, written_ns FROM place WHERE path = ?",
@@ -319,7 +334,7 @@ class Places:
         )
 
     def keep(self, path: str, place: Place) -> None:
-        """Remember a place.
+        """Store the position in a file.
 
         Raises:
             SqliteUnavailable: The database cannot be written now.
@@ -336,19 +351,19 @@ class Places:
             database.execute("INSERT OR REPLACE INTO place VALUES (?, ?, ?, ?, ?, ?)", values)
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._database.close()
 
 
 class JobcompLines:
-    """Follows the file of one cluster's slurmctld.
+    """Source that follows the jobcomp file of one cluster's slurmctld.
 
     Args:
-        cluster: The cluster's name.
+        cluster: Name of the cluster.
         path: The file.
-        places: Where its place is kept.
+        places: Store of read positions.
         append: Appends events durably; may block.
-        redact: Takes secrets out of what users wrote into a record.
+        redact: Removes secrets from texts that users wrote into a record.
     """
 
     def __init__(
@@ -360,7 +375,7 @@ class JobcompLines:
         redact: Callable[[JobRecord], JobRecord] = lambda record: record,
     ) -> None:
         self.taken = 0
-        """How many lines became events."""
+        """Number of lines that became events."""
         self._cluster = cluster
         self._path = path
         self._places = places
@@ -371,14 +386,14 @@ class JobcompLines:
         self._has_garbled = self._is_checked = False
 
     def run(self, stop: Stop, beat: Callable[[], None]) -> None:
-        """Follow the file until the Stop is raised.
+        """Follow the file until ``stop`` is set.
 
         Args:
-            stop: Ends it.
+            stop: Ends the loop.
             beat: Called for every batch of lines and while waiting.
 
         Raises:
-            Unavailable: The place cannot be kept.
+            Unavailable: The position cannot be stored.
         """
         while not stop.is_set():
             beat()
@@ -386,17 +401,17 @@ class JobcompLines:
                 self.take(stop, beat)
             except Unavailable:
                 if stop.is_set():
-                    break  # it is all said again at the next start
+                    break  # the next start reads these lines again
                 raise
-            # Half a minute: whoever watches the beats waits no longer.
+            # At most 30 s, so that heartbeats continue.
             stop.wait(min(30.0, self._following.due_s()), self._following.fd)
 
     def take(self, stop: Stop, beat: Callable[[], None] = lambda: None) -> None:
-        """Make events of all that is new.
+        """Append events for all new lines.
 
         Raises:
-            Unavailable: The place cannot be kept, or the Stop was raised while the journal
-                was away.
+            Unavailable: The position cannot be stored, or ``stop`` was set while the journal was
+                unavailable.
         """
         self._following.look()
         self._check_mode()
@@ -410,10 +425,11 @@ class JobcompLines:
                 return
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._following.close()
 
     def _events(self, batch: Batch) -> list[Event]:
+        """Convert a batch of lines to events, with gaps for lost and garbled lines."""
         events = []
         garbled = batch.garbled
         for line in batch.lines:
@@ -434,7 +450,7 @@ class JobcompLines:
         return events
 
     def _told(self, line: bytes) -> tuple[Told | None, bool]:
-        """What a line says, and whether that is all that it should say."""
+        """Parse a line; also return whether it was valid as a whole."""
         try:
             return told(line, self._people), True
         except LineError as error:
@@ -442,6 +458,7 @@ class JobcompLines:
             return told_behind(line, self._people), False
 
     def _gap(self, name: str, why: str, lines: int, at: datetime) -> Event:
+        """Build a node.gap event about slurmctld's lines."""
         return Event(
             kind=NODE_GAP,
             cluster=self._cluster,
@@ -453,6 +470,7 @@ class JobcompLines:
         )
 
     def _say_garbled(self, error: LineError) -> None:
+        """Log the first garbled line; others are only counted."""
         if not self._has_garbled:
             log.error(
                 "%s: %s: %r; others like it are only counted", self._path, error, error.offender
@@ -460,7 +478,7 @@ class JobcompLines:
         self._has_garbled = True
 
     def _check_mode(self) -> None:
-        """Say once that everybody can read what people wrote into their jobs."""
+        """Log once if everybody can read the file, because users' texts are in it."""
         if self._is_checked:
             return
         try:

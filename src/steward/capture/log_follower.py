@@ -1,9 +1,11 @@
-"""Follows a file that another program appends lines to, through its rotations.
+"""Log follower: reads lines that another program appends to a file, across rotations.
 
-Whoever writes it opens the file for each line, so a file that is renamed grows
-for a moment longer: it is read until it has been quiet for some seconds, and
-only then does the place move on to its successor. A file that was copied and
-truncated in place is told by its first bytes.
+The writer opens the file for each line, so a renamed file grows a moment longer: the follower reads
+it until it has been quiet for some seconds before it moves on to the successor. It detects a file
+that was copied and truncated in place by its first bytes.
+
+:class:`Following` is the entry point: ``look`` processes inotify events, ``batches`` yields new
+lines. :class:`Place` is a stored position. Used by :mod:`steward.capture.jobcomp`.
 """
 
 import contextlib
@@ -34,25 +36,32 @@ _MASK: Final = (
     | flags.MOVE_SELF
     | flags.ONLYDIR
 )
+"""Inotify events of the directory that matter."""
 _GONE: Final = flags.DELETE_SELF | flags.MOVE_SELF | flags.UNMOUNT | flags.IGNORED
+"""Inotify events after which the directory is no longer watched."""
 _HEAD: Final = 256
+"""Number of first bytes that identify a file."""
 _CHUNK: Final = 256 * 1024
-"""Several times the longest line that there may be."""
+"""Bytes per read, several times the longest possible line."""
 _QUIET_S: Final = 5.0
+"""Time after its last line for which a renamed file is read, in seconds."""
 _AGAIN_S: Final = 60.0
+"""Interval of checks on a local file system, in seconds."""
 _NETWORK_S: Final = 2.0
+"""Interval of checks on a network file system, where inotify misses other hosts' writes."""
 _PACKED: Final = (".gz", ".xz", ".bz2", ".zst")
+"""Suffixes of compressed files, which are not read."""
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a file was put to use.
+    """Read position in a file.
 
     Attributes:
-        inode: Of the file.
-        offset: Bytes that were.
-        head: Digest of the file's first bytes, of which there were ``head_length``.
+        inode: Inode of the file.
+        offset: Number of bytes processed.
+        head: Digest of the file's first ``head_length`` bytes.
         head_length: At most 256, and at most ``offset``.
-        written_ns: Modification time of the file then, ns since the epoch.
+        written_ns: Modification time of the file when read, ns since the epoch.
     """
 
     inode: int
@@ -63,13 +72,13 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """Some lines.
+    """Lines read in one step.
 
     Attributes:
-        lines: Without their newlines; none is empty.
-        garbled: How many pieces of text were passed over, which can be no lines.
-        begin: Where they stand, for what is to be said of them: inode and offset.
-        place: Up to where all is put to use when these are.
+        lines: Lines without newlines, none empty.
+        garbled: Number of pieces of text skipped because they cannot be lines.
+        begin: Inode and offset where the batch starts, for reports.
+        place: Position to store once the batch has been processed.
     """
 
     lines: list[bytes]
@@ -79,7 +88,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class _File:
-    """One file that is open."""
+    """Open file with its read position."""
 
     def __init__(self, fd: int, offset: int = 0) -> None:
         self.fd = fd
@@ -92,7 +101,7 @@ class _File:
         self.changed_at = 0.0
 
     def lines(self) -> tuple[list[bytes], int]:
-        """The next whole lines, and how many pieces were passed over."""
+        """Read the next whole lines; also return how many pieces were skipped."""
         garbled = 0
         while True:
             found = os.fstat(self.fd)
@@ -103,7 +112,7 @@ class _File:
             data = os.pread(self.fd, _CHUNK, self.offset)
             end = data.rfind(b"\n") + 1
             if not end and len(data) < _CHUNK:
-                return [], garbled  # the rest is being written
+                return [], garbled  # the writer has not finished the line
             self.written_ns = found.st_mtime_ns
             begin = 0
             if self.skipping and end:
@@ -119,7 +128,7 @@ class _File:
                 return lines, garbled
 
     def place(self) -> Place:
-        """Up to where it was read."""
+        """Return the present read position."""
         head = self.head[: self.offset]
         return Place(
             inode=self.inode,
@@ -130,24 +139,24 @@ class _File:
         )
 
     def has_begun_anew(self) -> bool:
-        """Whether it was truncated since it was read, even if it has grown again."""
+        """Return whether the file was truncated since it was read, even if it has grown again."""
         if os.fstat(self.fd).st_size < self.offset:
             return True
         head = self.head[: self.offset]
         return bool(head) and os.pread(self.fd, len(head), 0) != head
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
         os.close(self.fd)
 
 
 class Following:
-    """Follows one file.
+    """Follower of one file and its rotated predecessors.
 
     Args:
-        path: The file; neither it nor its directory need be there yet.
-        place: Up to where it was put to use before; None for never.
-        quiet_s: How long a renamed file is read on after its last line, in seconds.
+        path: The file; neither it nor its directory need exist yet.
+        place: Position up to which it was processed before; None if never.
+        quiet_s: How long to read a renamed file after its last line, in seconds.
         reattach_s: Time between two attempts to watch a missing directory, in seconds.
     """
 
@@ -173,16 +182,16 @@ class Following:
 
     @property
     def fd(self) -> int:
-        """Readable when there is something to :meth:`look` at."""
+        """Descriptor that is readable when :meth:`look` has something to process."""
         return int(self._inotify.fileno())
 
     @property
     def away(self) -> str:
-        """Why nothing can be followed just now; "" where all is well."""
+        """Reason why the file cannot be followed now; "" if it can."""
         return self._complaint
 
     def due_s(self) -> float:
-        """Seconds until :meth:`look` is to be called even if nothing can be read."""
+        """Return seconds until :meth:`look` must be called even without inotify events."""
         if self._wd < 0:
             return max(0.0, self._attach_at - time.monotonic())
         if len(self._files) > 1:
@@ -190,7 +199,7 @@ class Following:
         return _NETWORK_S if self._network else _AGAIN_S
 
     def look(self) -> None:
-        """Take in what has happened to the files; :meth:`batches` then has what is new."""
+        """Process inotify events and open new files; then :meth:`batches` has the new lines."""
         for event in self._inotify.read(timeout=0):
             if event.wd == self._wd and event.mask & _GONE:
                 self._detach()
@@ -201,7 +210,8 @@ class Following:
         try:
             self._open_current()
         except FileNotFoundError:
-            # Not there yet, or between two; the one before may have come and gone unseen.
+            # Not created yet, or between two files; a file may have come and been renamed
+            # meanwhile.
             self._open_between()
         except OSError as error:
             self._complain(f"cannot read {self.path}: {error.strerror}")
@@ -209,7 +219,7 @@ class Following:
             self._complain("")
 
     def batches(self) -> Iterator[Batch]:
-        """What was appended, some lines at a time, the oldest file's first."""
+        """Yield appended lines in batches, the oldest file's first."""
         for file in list(self._files):
             if file.has_begun_anew():
                 self._begin_anew(file)
@@ -219,17 +229,19 @@ class Following:
                 lines, garbled = file.lines()
                 if not lines and not garbled:
                     break
-                # What a later file has is read again after a crash, as long as this one may grow.
+                # The position stays in the oldest file while it may grow: after a crash, lines of
+                # later files are read again.
                 yield Batch(lines, garbled, begin, self._files[0].place())
         self._close_read()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close all files."""
         while self._files:
             self._files.popleft().close()
         self._inotify.close()
 
     def _attach(self) -> None:
+        """Watch the directory; retry later if it is missing."""
         try:
             self._wd = self._inotify.add_watch(self._directory or ".", _MASK)
             self._network = bool(network_kind(self._directory or "."))
@@ -242,13 +254,15 @@ class Following:
             self._find_place()
 
     def _detach(self) -> None:
+        """Stop watching the directory."""
         if self._wd >= 0:
-            with contextlib.suppress(OSError):  # it is gone with its directory, mostly
+            with contextlib.suppress(OSError):  # usually removed along with its directory
                 self._inotify.rm_watch(self._wd)
         self._wd = -1
         self._attach_at = 0.0
 
     def _complain(self, what: str) -> None:
+        """Log a problem, or its end, once."""
         if what and what != self._complaint:
             log.error("%s", what)
         elif self._complaint and not what:
@@ -256,6 +270,7 @@ class Following:
         self._complaint = what
 
     def _open_current(self) -> None:
+        """Open the file if it is new, and files renamed before it appeared."""
         found = os.stat(self.path, follow_symlinks=False)
         if self._files and self._files[-1].inode == found.st_ino:
             return
@@ -266,7 +281,7 @@ class Following:
         self._files.append(successor)
 
     def _open_between(self, current: int = 0) -> None:
-        """Open files that came and were renamed between two looks."""
+        """Open files that appeared and were renamed between two calls."""
         if not self._files:
             return
         since_ns = os.fstat(self._files[-1].fd).st_mtime_ns
@@ -276,11 +291,11 @@ class Following:
                 self._add(name, 0)
 
     def _close_read(self) -> None:
-        """Be done with renamed files that were read to their end and have been quiet."""
+        """Close renamed files that were read to their end and have been quiet."""
         while len(self._files) > 1:
             file = self._files[0]
             rest = file.size > file.offset and not file.skipping
-            # A line that was never ended waits twice as long.
+            # An unterminated last line gets twice the time.
             if time.monotonic() < file.changed_at + self._quiet_s * (2 if rest else 1):
                 return
             if rest:
@@ -288,7 +303,7 @@ class Following:
             self._files.popleft().close()
 
     def _find_place(self) -> None:
-        """Open the file that was read last and those that followed it, after a restart."""
+        """Open the file that was read last and its successors, after a restart."""
         place, self._place = self._place, None
         if place is None:
             return
@@ -310,7 +325,7 @@ class Following:
                 self._add(name, 0)
 
     def _begin_anew(self, file: _File) -> None:
-        """A file was copied and truncated: read the copy's rest, and it from its beginning."""
+        """Restart a file that was copied and truncated; read the rest from its copy first."""
         place = file.place()
         log.info("%s was truncated: reading it from its beginning", self.path)
         for name, inode, _ns in self._siblings():
@@ -320,7 +335,7 @@ class Following:
         file.offset, file.head, file.skipping = 0, b"", False
 
     def _siblings(self) -> list[tuple[str, int, int]]:
-        """Name, inode and modification time of the file and its rotated ones, oldest first."""
+        """List name, inode and mtime of the file and its rotated versions, oldest first."""
         found = []
         with os.scandir(self._directory or ".") as entries:
             for entry in entries:
@@ -334,6 +349,7 @@ class Following:
         return sorted(found, key=lambda one: (one[0] == self._name, one[2]))
 
     def _has_head(self, name: str, place: Place) -> bool:
+        """Return whether a file begins with the bytes of a stored position."""
         try:
             fd = _opened(os.path.join(self._directory, name))
         except OSError:
@@ -348,6 +364,7 @@ class Following:
             os.close(fd)
 
     def _add(self, name: str, offset: int, *, first: bool = False) -> None:
+        """Open a file and add it to those being read."""
         try:
             file = _File(_opened(os.path.join(self._directory, name)), offset)
         except OSError as error:
@@ -362,10 +379,10 @@ class Following:
 
 
 def _opened(path: str) -> int:
-    """A descriptor of a regular file; a link or a pipe that lies there is none of ours.
+    """Open a regular file; reject links and pipes.
 
     Raises:
-        OSError: It cannot be opened, or is something else.
+        OSError: It cannot be opened, or is not a regular file.
     """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -375,4 +392,5 @@ def _opened(path: str) -> int:
 
 
 def _digest(head: bytes) -> str:
+    """Return a digest of a file's first bytes; "" if there are none."""
     return hashlib.blake2b(head, digest_size=16).hexdigest() if head else ""

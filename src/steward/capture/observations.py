@@ -1,8 +1,9 @@
-"""What Slurm has shown so far, and the events that follow when it shows something else.
+"""Observations of Slurm's queue: compares polls and emits job.seen, job.state and job.end events.
 
-Keys are made of what Slurm shows, so a source that has forgotten everything
-repeats itself harmlessly. What is remembered of a job is small: a queue may
-hold a hundred thousand.
+:class:`Observed` remembers, per raw job id, the latest run that Slurm has shown; ``take`` returns
+the events for what is new. Event keys derive from what Slurm shows, so a source that has forgotten
+everything only repeats events, which the journal ignores. Memory per job is small, because a queue
+may hold a hundred thousand. Used by :mod:`steward.capture.queue_polls`.
 """
 
 import hashlib
@@ -20,9 +21,10 @@ from steward.slurm import FINISHED, covers
 from steward.slurm.job_states import FORGOTTEN, LOST, RESIZING, WAITING
 
 SOURCE: Final = "snapshot"
+"""Source name of the events."""
 
-# What a submission or an administrator sets. What the scheduler changes by itself (times,
-# nodes, dependencies that are met, the tasks that an array has left) makes no news.
+# Set by a submission or an administrator. Changes that the scheduler makes (times, nodes, satisfied
+# dependencies, remaining array tasks) are not reported.
 _STATIC: Final = (
     "name",
     "uid",
@@ -44,14 +46,19 @@ _STATIC: Final = (
     "comment",
     "admin_comment",
 )
-# What a job that waits asks for, too: once it runs, this is what the scheduler gave it.
+"""Fields of a record whose change makes a job.seen event."""
+# Requests of a pending job; once it runs, these fields hold what the scheduler allocated.
 _requested: Final = attrgetter(
     *("cpus", "nodes", "tasks", "min_memory_mib", "licenses"),
     *("tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task"),
 )
+"""Returns the requested resources of a record."""
 _HELD: Final = frozenset({"JobHeldUser", "JobHeldAdmin"})
+"""Reasons of held jobs."""
 _MOST_WANTED: Final = 20_000
+"""Maximum number of jobs whose complete records are to be queried."""
 _MOST_TOLD: Final = 32
+"""Maximum number of event keys remembered per run."""
 
 
 class _Run:
@@ -79,12 +86,12 @@ class _Run:
         self.wants = False
 
     def news_key(self, key: str, asked: tuple[object, ...], taken_at: datetime) -> str:
-        """The key of what a run has become: one of its own where it was so before.
+        """Return the event key of a changed run; unique if the run had the same facts before.
 
         Args:
-            key: The key of one that was first seen so.
-            asked: Its present requests, see :func:`_request`.
-            taken_at: When that was seen, UTC.
+            key: Key for the first observation of these facts.
+            asked: Current request, see :func:`_request`.
+            taken_at: Time of the observation, UTC.
         """
         former = key.rpartition(":")[0] + f":{self.digest}"
         if self.request and asked and self.request != hash(asked):
@@ -96,10 +103,10 @@ class _Run:
 
 
 class Observed:
-    """The memory of one cluster's snapshots.
+    """Memory of one cluster's queue polls.
 
     Args:
-        cluster: Its name in events.
+        cluster: Name of the cluster in events.
     """
 
     def __init__(self, cluster: str) -> None:
@@ -109,15 +116,15 @@ class Observed:
         self._again: deque[int] = deque(maxlen=_MOST_WANTED)
 
     def __contains__(self, job_id: object) -> bool:
-        """Whether Slurm has shown a run of this id that is not over."""
+        """Return whether Slurm has shown an unfinished run of this id."""
         run = self._runs.get(job_id) if isinstance(job_id, int) else None
         return run is not None and not run.over
 
     def remember(self, records: Iterable[JobRecord]) -> None:
-        """Take over what an earlier process was shown: runs that were not over then.
+        """Restore unfinished runs known from an earlier process.
 
-        What becomes of them is said as if this process had seen them, and what had
-        happened already (a job that runs has begun to) is not said under the same key.
+        Their further changes are reported as if this process had seen them; what had already
+        happened (a running job has started) is not reported under the same key.
         """
         for record in records:
             if record.state in FINISHED or record.submit is None:
@@ -135,12 +142,12 @@ class Observed:
     def take(
         self, records: Iterable[JobRecord], taken_at: datetime, *, whole: bool = False
     ) -> list[Event]:
-        """Remember what Slurm shows; the events that say what is new in it.
+        """Remember what Slurm shows and return events for what is new.
 
         Args:
-            records: What it shows.
-            taken_at: When, UTC.
-            whole: Whether these are whole records.
+            records: Records of a poll.
+            taken_at: Time of the poll, UTC.
+            whole: Whether the records are complete (scontrol), not the queue's columns.
         """
         events: list[Event] = []
         for record in records:
@@ -149,9 +156,9 @@ class Observed:
         return events
 
     def wanted(self) -> int | None:
-        """The newest job whose whole record has not been taken; None if there is none.
+        """Return the newest job whose complete record is still to be queried, or None.
 
-        Of an array only its own record counts: its tasks were submitted with it.
+        For an array only its own record counts: its tasks were submitted with it.
         """
         while self._wanted:
             run = self._runs.get(self._wanted[-1])
@@ -161,20 +168,20 @@ class Observed:
         return None
 
     def pass_over(self, job_id: int) -> None:
-        """Want the whole record of a job no more: Slurm was asked for it."""
+        """Drop a job from the list of complete records to query."""
         if self._wanted and self._wanted[-1] == job_id:
             self._wanted.pop()
 
     def ended(self, record: JobRecord) -> None:
-        """Hear from another source that a run is over: it is not lost when it goes.
+        """Record that another source reported a run's end, so it is not lost when it disappears.
 
-        Its whole record is wanted while slurmctld still has it.
+        Its complete record is queried while slurmctld still has it.
         """
         if record.state not in FINISHED:
             return
         run = self._runs.get(record.job_id)
         if run is None:
-            # It came and ended between two looks.
+            # The run started and ended between two polls.
             run = self._runs[record.job_id] = _Run(run_name(record))
             run.last = msgspec.msgpack.encode(record)
         if run.name == run_name(record):
@@ -183,9 +190,9 @@ class Observed:
                 self._want_again(record.job_id, run)
 
     def wanted_again(self) -> int | None:
-        """The job whose whole record is wanted once more, the latest first; None for none.
+        """Return the job whose complete record is to be queried again, newest first, or None.
 
-        What changes at an end or at a suspension stands there alone.
+        Changes at an end or a suspension appear only there.
         """
         while self._again:
             run = self._runs.get(self._again[-1])
@@ -195,21 +202,22 @@ class Observed:
         return None
 
     def pass_over_again(self, job_id: int) -> None:
-        """Want it no more: Slurm was asked for it."""
+        """Drop a job from the list of records to query again."""
         run = self._runs.get(job_id)
         if run is not None:
             run.wants = False
 
     def _want_again(self, job_id: int, run: _Run) -> None:
+        """Mark a run whose complete record is to be queried again."""
         if not run.wants:
             run.wants = True
             self._again.append(job_id)
 
     def absent(self, present: Container[int]) -> tuple[list[int], list[int]]:
-        """Forget the finished jobs that Slurm does not hold any more, and name the others.
+        """Forget finished jobs that Slurm no longer has, and list unfinished ones that are missing.
 
         Args:
-            present: The raw ids that its queue shows.
+            present: Raw ids in the queue.
 
         Returns:
             The jobs that are gone without an end that we have seen, and the array tasks
@@ -228,7 +236,7 @@ class Observed:
         return lost, folded
 
     def _is_folded(self, job_id: int, present: Container[int]) -> bool:
-        """Whether a task is among those that its array's row says are left."""
+        """Return whether a task is among those that its array's row still lists."""
         task = self.last(job_id)
         array = task.array_job_id
         if array in (0, job_id) or array not in present or array not in self:
@@ -242,16 +250,16 @@ class Observed:
         )
 
     def last(self, job_id: int) -> JobRecord:
-        """The last record of a run that is not over."""
+        """Return the last record of an unfinished run."""
         return msgspec.msgpack.decode(self._runs[job_id].last, type=JobRecord)
 
     def lose(self, job_id: int, taken_at: datetime, told: Sequence[JobRecord] = ()) -> list[Event]:
-        """Forget a run that went without an end.
+        """Forget a run that disappeared without an end, and return its end event.
 
         Args:
-            job_id: Its raw id.
-            taken_at: When it was found to be gone, UTC.
-            told: What slurmdbd knows of this job id.
+            job_id: Raw job id.
+            taken_at: Time when it was found missing, UTC.
+            told: Records of this job id in slurmdbd.
 
         Returns:
             Its former sizes and its end as slurmdbd tells them, else an end with the state
@@ -271,7 +279,7 @@ class Observed:
         return [self._event(JOB_END, end_key(record), record, taken_at)]
 
     def clear(self) -> None:
-        """Forget everything: all of it will be said again, under the same keys."""
+        """Forget everything; it will be reported again under the same keys."""
         self._runs.clear()
         self._wanted.clear()
         self._again.clear()
@@ -279,6 +287,7 @@ class Observed:
     def _take(
         self, record: JobRecord, taken_at: datetime, whole: bool, events: list[Event]
     ) -> None:
+        """Process one record: append its events, then remember it."""
         name, digest = run_name(record), _digest(record)
         run = self._runs.get(record.job_id)
         is_new = run is None or run.name != name
@@ -303,7 +312,7 @@ class Observed:
             if not run.over or is_news:
                 events.append(self._event(JOB_END, end_key(record), record, taken_at, whole=whole))
             elif whole and run.wants and not is_seen:
-                # Its end was told already, by the few columns of the queue.
+                # The queue's few columns reported its end before.
                 key = f"{end_key(record)}:whole"
                 events.append(self._event(JOB_END, key, record, taken_at, whole=True))
         else:
@@ -324,7 +333,7 @@ class Observed:
         run.last = b"" if run.over else msgspec.msgpack.encode(record)
 
     def _replaced(self, run: _Run, record: JobRecord, taken_at: datetime) -> list[Event]:
-        """The end of a run whose id Slurm now shows for another job, or for an earlier run."""
+        """End a run whose id Slurm now shows for another job or an earlier run."""
         if self._is_of_another(run, record):
             return self.lose(record.job_id, taken_at)
         if self._is_forgotten(run, record):
@@ -332,10 +341,10 @@ class Observed:
         return []
 
     def _is_ahead(self, record: JobRecord) -> bool:
-        """Whether a record is of a run that is being requeued, and not of the next one yet.
+        """Return whether a record belongs to a requeue in progress rather than to the next run.
 
-        While such a job completes, Slurm shows the next run's count with the times of the one
-        that was. A slurmctld that is killed then may forget the requeue: the next run never was.
+        While such a job completes, Slurm shows the next run's count with the times of the previous
+        one. A slurmctld that is killed then may forget the requeue: the next run never existed.
         """
         if record.state != "COMPLETING" or not record.restarts or record.job_id not in self._runs:
             return False
@@ -343,9 +352,9 @@ class Observed:
         return self._runs[record.job_id].name == run_name(before)
 
     def _is_of_another(self, run: _Run, record: JobRecord) -> bool:
-        """Whether the id of a run that is not over was given to another job since.
+        """Return whether an unfinished run's id was given to another job since.
 
-        A slurmctld that crashes forgets what it had not saved, the last id with it.
+        A slurmctld that crashes forgets what it had not saved, the last job id included.
         """
         if run.over or run.is_told or record.restarts or record.submit is None:
             return False
@@ -353,9 +362,9 @@ class Observed:
         return former is not None and former < record.submit
 
     def _is_forgotten(self, run: _Run, record: JobRecord) -> bool:
-        """Whether Slurm shows an earlier run than before: it does not know the later one.
+        """Return whether Slurm shows an earlier run than before and does not know the later one.
 
-        A slurmctld that crashes begins again with what it saved seconds before.
+        A slurmctld that crashes restarts with what it saved seconds before.
         """
         if run.over or run.is_told or record.submit is None:
             return False
@@ -363,12 +372,13 @@ class Observed:
         return later is not None and later > record.submit
 
     def _forgotten(self, job_id: int, taken_at: datetime) -> Event:
+        """Build the end event of a run that slurmctld forgot in a crash."""
         last = self.last(job_id)
         record = msgspec.structs.replace(last, state=LOST, reason=FORGOTTEN, end=None)
         return self._event(JOB_END, f"{end_key(record)}:forgotten", record, taken_at)
 
     def _note(self, run: _Run, record: JobRecord, *, is_news: bool, whole: bool) -> None:
-        """Remember what the whole record said, or that it is wanted again."""
+        """Remember facts of a complete record, or that one must be queried again."""
         if whole:
             run.wants = False
             run.suspended_at = record.suspended_at
@@ -389,6 +399,7 @@ class Observed:
         whole: bool = False,
         source: str = SOURCE,
     ) -> Event:
+        """Build an event about a record, dated by its kind."""
         happened = {
             JOB_SEEN: record.submit,
             JOB_STATE: record.suspended_at or (record.start if record.state == "RUNNING" else None),
@@ -406,25 +417,25 @@ class Observed:
 
 
 def run_name(record: JobRecord) -> str:
-    """What tells a run from all others of its cluster, in keys of events."""
+    """Return the unique name of a run within its cluster, used in event keys."""
     submit = int(record.submit.timestamp()) if record.submit else 0
     return f"{record.job_id}:{submit}:{record.restarts}"
 
 
 def end_key(record: JobRecord) -> str:
-    """The key of the event that says that a run ended so, and then."""
+    """Return the key of a run's end event."""
     end = int(record.end.timestamp()) if record.end else 0
     return f"{JOB_END}:{run_name(record)}:{record.state}:{end}"
 
 
 def _state_key(record: JobRecord, run: _Run, is_new: bool, taken_at: datetime) -> str:
-    """Key of the job.state that follows; "" if nothing does."""
+    """Return the key of the job.state event that follows; "" if none does."""
     key = f"{JOB_STATE}:{run.name}:{record.state}"
     if is_new:
-        # job.seen tells this one; any other state may have come while nobody looked.
+        # job.seen reports this one; other states may have come between polls.
         return "" if record.state == "PENDING" and record.restarts == 0 else key
     if record.state != run.state:
-        # Running again after a suspension is another fact than running first.
+        # Running again after a suspension is a different fact from running first.
         again = record.state in run.states
         return f"{key}:{int(taken_at.timestamp())}" if again else key
     allocation = _allocation(record)
@@ -432,13 +443,13 @@ def _state_key(record: JobRecord, run: _Run, is_new: bool, taken_at: datetime) -
 
 
 def _since_key(record: JobRecord) -> str:
-    """Key of a job.state that tells since when a job is suspended, or runs again."""
+    """Return the key of a job.state event that says since when a job is suspended or resumed."""
     at = int(record.suspended_at.timestamp()) if record.suspended_at else 0
     return f"{JOB_STATE}:{run_name(record)}:{record.state}:since:{at}"
 
 
 def _allocation(record: JobRecord) -> str:
-    """Digest of what a running job holds: it can be resized."""
+    """Return a digest of a running job's allocation, which can be resized."""
     if record.state != "RUNNING":
         return ""
     text = f"{record.nodelist}\0{record.tres_allocated}"
@@ -446,24 +457,26 @@ def _allocation(record: JobRecord) -> str:
 
 
 def _digest(record: JobRecord) -> str:
+    """Return a digest of a record's static facts."""
     facts = [getattr(record, field) for field in _STATIC]
-    # The tasks that an array has left ("3-9%2") change by themselves; a task's index does not.
+    # The remaining tasks of an array ("3-9%2") change without a user; a task's index does not.
     facts.append(record.array_task if record.array_task.isdigit() else "")
     if record.reason in _HELD:
-        # Somebody keeps it from starting; whoever lets it go makes it cost something.
+        # A hold was set; its release makes the job chargeable.
         facts.append("held")
     return _hashed(facts)
 
 
 def _hashed(facts: Sequence[object]) -> str:
+    """Return a digest of facts."""
     return hashlib.blake2b(msgspec.msgpack.encode(facts), digest_size=8).hexdigest()
 
 
 def _request(record: JobRecord) -> tuple[object, ...]:
-    """What a job that waits asks for; nothing of any other."""
+    """Return the request of a pending job; empty for other states."""
     if record.state not in WAITING:
         return ()
-    # An administrator changes the weights of all jobs at once.
+    # An administrator can change the TRES weights of all jobs at once.
     tres, _, weighted = record.tres_requested.partition("billing=")
     at_once = record.array_task.partition("%")[2]
     return (tres, weighted.lstrip("0123456789."), at_once, *_requested(record))

@@ -1,7 +1,13 @@
-"""Holds of jobs that no look at the queue has shown yet: reasons to look soon.
+"""Queue polls: the source that polls squeue and asks Slurm about single jobs, one per cluster.
 
-The bank holds money for whatever slurmctld asks, also for jobs that never come to be
-(``sbatch --test-only``). Only a look at the whole queue tells those apart.
+:class:`Snapshots` is a consumer that the daemon runs. ``tick`` polls the queue when due and appends
+events (:mod:`steward.capture.observations`); ``apply`` asks for the owners of new scripts. Helpers:
+
+- :class:`Unshown` schedules an early poll for SU holds whose job no poll has shown yet. The bank
+  places a hold whenever slurmctld asks, also for jobs that never exist (``sbatch --test-only``);
+  only a poll of the whole queue can tell.
+- :class:`Cancelled` asks slurmdbd who cancelled a job.
+- :class:`Allowance` limits the rate of single-job queries.
 """
 
 import logging
@@ -39,17 +45,24 @@ from steward.slurm import MOST_WHOLE, Queue, Slurm, SlurmDown, SlurmError
 from steward.slurm.settings import ClusterSettings
 
 KINDS: Final = frozenset({HOLD_PLACED, HOLD_CONFIRMED, HOLD_SETTLED, HOLD_RELEASED})
+"""Kinds of events about SU holds."""
 
 _SHOWN_S: Final = 6.0
-"""A look that begins so long after a hold was placed tells of its job; for less the gate waits."""
+"""A poll that starts this many seconds after a hold was placed shows its job; before, the gate
+waits.
+"""
 _OLD_S: Final = 60.0
+"""Age in seconds from which a placed hold is ignored."""
+
+
+# SU holds without a job
 
 
 class Unshown:
-    """When the queue is to be looked at for them.
+    """Schedule of early polls for SU holds whose jobs no poll has shown.
 
     Args:
-        cluster: Whose queue.
+        cluster: Cluster of the queue.
         clock: Monotonic clock, in seconds.
     """
 
@@ -59,7 +72,7 @@ class Unshown:
         self._due: dict[str, float] = {}
 
     def take(self, events: Iterable[Event]) -> None:
-        """Note what was placed, and what is known or gone by now."""
+        """Record placed holds, and drop those confirmed, settled or released."""
         now = utc_now()
         for event in events:
             if event.cluster != self._cluster or event.kind not in KINDS:
@@ -68,31 +81,39 @@ class Unshown:
                 self._due.pop(event.body.hold, None)
                 continue
             age_s = (now - event.at).total_seconds()
-            # What is old was looked for long ago: events come again after a start.
+            # Older holds were polled for long ago: events are replayed after a start.
             if not event.body.job_id and 0 <= age_s < _OLD_S:
                 self._due[event.body.hold] = self._clock() + max(0.0, _SHOWN_S - age_s)
 
     def looked(self, began: float) -> None:
-        """The queue was seen whole: what was placed long enough before needs no further look.
+        """Drop holds that a complete poll has covered.
 
         Args:
-            began: When it began to be looked at, by the clock that never goes back.
+            began: Start of the poll, on the monotonic clock.
         """
         self._due = {hold: due for hold, due in self._due.items() if due > began}
 
     def due(self) -> float:
-        """When the next look is wanted; beyond all times where none is."""
+        """Return when the next poll is due; infinity if no hold needs one."""
         return min(self._due.values(), default=float("inf"))
 
 
+# Cancelled runs
+
 CANCELLED: Final = "CANCELLED"
+"""Slurm's state of a cancelled job."""
 
 _FIRST_S: Final = 3.0
+"""Pause before the first query, in seconds; tripled after each."""
 _TRIES: Final = 5
+"""Maximum number of queries per run."""
 _MOST: Final = 5_000
+"""Maximum number of runs waiting."""
 
 
 class _Wanted(msgspec.Struct):
+    """Cancelled run with the time of its next query."""
+
     record: JobRecord
     due: float
     wait_s: float = _FIRST_S
@@ -100,11 +121,11 @@ class _Wanted(msgspec.Struct):
 
 
 class Cancelled:
-    """The cancelled runs of a cluster whose canceller is not known yet.
+    """Cancelled runs of a cluster of which slurmdbd is to say who cancelled them.
 
     Args:
-        cluster: Its name in events.
-        clock: Seconds, growing.
+        cluster: Name of the cluster in events.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(self, cluster: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -114,7 +135,7 @@ class Cancelled:
         self._names: dict[str, None] = {}
 
     def add(self, events: Sequence[Event]) -> None:
-        """Want to know of the runs that ended so, of these events."""
+        """Add the cancelled runs among these events."""
         for event in events:
             if event.kind != JOB_END or event.source == "sacct":
                 continue
@@ -128,20 +149,20 @@ class Cancelled:
                     del self._names[next(iter(self._names))]
 
     def due(self) -> int | None:
-        """The job that is to be asked for now; None if there is none."""
+        """Return the job to query now, or None."""
         if self._wanted and self._wanted[0].due <= self._clock():
             return self._wanted[0].record.job_id
         return None
 
     def clear(self) -> None:
-        """Want nothing more: there is no slurmdbd to ask."""
+        """Drop all runs: there is no slurmdbd to query."""
         self._wanted.clear()
 
     def told(self, records: Sequence[JobRecord]) -> list[Event]:
-        """What follows of slurmdbd's answer for the job that was due."""
+        """Return events from slurmdbd's records of the job that was due."""
         wanted = self._wanted.popleft()
         for record in records:
-            # Before 23.02 slurmdbd knows no restart count.
+            # Before Slurm 23.02 slurmdbd stores no restart count.
             same = record.job_id == wanted.record.job_id and record.submit == wanted.record.submit
             if same and record.cancelled_by is not None:
                 return [self._event(wanted.record, record)]
@@ -153,8 +174,9 @@ class Cancelled:
         return []
 
     def _event(self, known: JobRecord, told: JobRecord) -> Event:
-        # All that was known, for of an end the last word counts, and with it only what nobody
-        # else knows: slurmdbd writes TRES and the like in other words.
+        """Build the end event that says who cancelled a run."""
+        # Copy the known record, because the last observation of an end wins, and add only what
+        # nobody else knows: slurmdbd formats TRES and similar fields differently.
         record = msgspec.structs.replace(
             known,
             state=CANCELLED,
@@ -175,25 +197,33 @@ class Cancelled:
         )
 
 
+# Rate limit and poller
+
 log = logging.getLogger(__name__)
 
 _FEW: Final = 8
+"""Single-job queries allowed at once."""
 _ASKS_PER_S: Final = 4.0
+"""Single-job queries allowed per second."""
 _CHUNK: Final = 500
+"""Maximum number of events per append."""
 _LONGEST_BACKOFF_S: Final = 60.0
+"""Maximum pause after failed polls, in seconds."""
 _DOWN_S: Final = 5.0
+"""Minimum pause while slurmctld is down, in seconds."""
 _TOLD_S: Final = 5.0
-"""Whole looks are told of no more often than this: each one is an event."""
-# Half of the single questions are kept for new scripts: somebody waits for their owners.
+"""Minimum interval of queue.looked events, in seconds."""
+# Half of the allowance is reserved for new scripts, whose owners somebody waits for.
 _RESERVE: Final = _FEW / 2
+"""Single-job queries kept for new scripts."""
 
 
 class Allowance:
-    """How many single questions may be asked now: some at once, few for long.
+    """Rate limit of single-job queries (token bucket).
 
     Args:
-        most: How many may be asked at once.
-        per_s: How many are given back in a second.
+        most: Maximum number of queries at once.
+        per_s: Queries allowed per second in the long run.
         clock: Monotonic clock, in seconds.
     """
 
@@ -211,7 +241,7 @@ class Allowance:
         self._at = clock()
 
     def take(self, reserve: float = 0.0) -> bool:
-        """Take one, if more than ``reserve`` are left."""
+        """Take one query if more than ``reserve`` are left; return whether it was taken."""
         now = self._clock()
         self._left = min(self._most, self._left + (now - self._at) * self._per_s)
         self._at = now
@@ -222,21 +252,21 @@ class Allowance:
 
 
 class Snapshots:
-    """Asks one cluster's Slurm, and appends what it shows as events.
+    """Poller of one cluster's queue.
 
-    A consumer of job.script, so that it knows whose jobs are waited for, and of job.end, so
-    that whole records are asked for while slurmctld has them. Its cursor is in memory only: a
-    forgotten script is found again in the queue.
+    It consumes job.script events to query owners of new scripts, and job.end events to query
+    complete records while slurmctld still has them. Its cursor is only in memory: the queue shows
+    forgotten scripts again.
 
     Args:
         cluster: Name of the cluster.
-        settings: Its settings.
-        slurm: Its Slurm; made of the settings if None.
-        unfinished: Gives the latest records of the runs that are not over as far as is
-            known, so that those which ended or vanished meanwhile are noticed.
-        redact: Takes secrets out of what users wrote into a record.
-        tells_looks: Whether a look that saw the whole queue is told as queue.looked.
-        looked: Is told how each look went.
+        settings: Settings of the cluster.
+        slurm: Client of its Slurm; created from the settings if None.
+        unfinished: Returns the latest records of unfinished runs, to notice those that ended or
+            disappeared meanwhile.
+        redact: Removes secrets from texts that users wrote into a record.
+        tells_looks: Whether complete polls are reported as queue.looked events.
+        looked: Called with the outcome of each poll.
         clock: Monotonic clock, in seconds.
     """
 
@@ -257,7 +287,7 @@ class Snapshots:
     ) -> None:
         self.name = f"snapshots.{cluster}"
         self.cost_s = 0.0
-        """What the last look at the queue took, in seconds."""
+        """Duration of the last poll, in seconds."""
         self._cluster = cluster
         self._clock = clock
         self._interval_s = settings.snapshot_interval_s
@@ -282,14 +312,14 @@ class Snapshots:
         self._allowance = Allowance(clock=clock)
 
     def cursor(self) -> int:
-        """Position of the last script that was looked at, in memory only."""
+        """Return the position of the last event processed; kept in memory only."""
         return self._position
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:
-        """Ask for the jobs of new scripts while they are few; the next look finds the others.
+        """Query the jobs of new scripts while they are few; the next poll finds the others.
 
         Raises:
-            Unavailable: The journal does not take events now.
+            Unavailable: The journal does not accept events now.
         """
         mine = [event for event in events if event.cluster == self._cluster]
         self._unshown.take(mine)
@@ -307,10 +337,10 @@ class Snapshots:
         self._position = upto
 
     def tick(self, append: Append) -> float:
-        """Look at the queue when it is due, and ask for whole records while there is leisure.
+        """Poll the queue when due, and query single jobs as far as the rate limit allows.
 
         Raises:
-            Unavailable: The journal does not take events now.
+            Unavailable: The journal does not accept events now.
         """
         if self._clock() >= self._next():
             self._look(append)
@@ -326,14 +356,14 @@ class Snapshots:
         return max(0.0, left_s)
 
     def _next(self) -> float:
-        """When to look at the queue: by the clock, or sooner where the bank waits for it."""
+        """Return when to poll next: at the interval, or sooner if the bank waits for it."""
         if not self._up or self._told_at == float("inf"):
             return self._due
         soonest = self._began + max(_TOLD_S, COST_FACTOR * self.cost_s)
         return min(self._due, max(soonest, self._unshown.due()))
 
     def _is_busy(self) -> bool:
-        """Whether there is something to be asked singly, as far as that is allowed."""
+        """Return whether single-job queries are pending."""
         return bool(
             self._lost
             or self._folded
@@ -343,17 +373,18 @@ class Snapshots:
         )
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the source holds no resources."""
 
     def _look(self, append: Append) -> None:
-        """Take a snapshot of the queue, and append what is new in it."""
+        """Poll the queue and append events for what is new."""
         began = self._began = self._clock()
         try:
             queue = self._slurm.queue(self._rows)
         except SlurmError as error:
             wait_s = self._backoff.next_s()
             if isinstance(error, SlurmDown):
-                # Who is not there cannot be burdened: scripts wait for their owners meanwhile.
+                # A daemon that is down cannot be burdened, and scripts wait for their owners
+                # meanwhile.
                 wait_s = min(wait_s, max(self._interval_s, _DOWN_S))
             self._due = self._clock() + wait_s
             self._leave_look(up=False, message=str(error))
@@ -369,16 +400,16 @@ class Snapshots:
             self._observed.remember(self._unfinished())
         self._append(self._observed.take(self._redacted(queue.records), queue.taken_at), append)
         self._rows = queue.rows
-        # Where a row was not understood, its job only seems to be gone: the next look decides.
+        # If a row could not be parsed, its job only seems to be gone: the next poll decides.
         self._lost, self._folded = [], []
         if not queue.passed_over:
             self._lost, self._folded = self._observed.absent(queue.rows)
             self._tell_look(queue, append)
-        # Who is not in the queue now is unknown to slurmctld: it will not tell later either.
+        # slurmctld does not know jobs outside its queue, and will not know them later.
         self._waiting.clear()
 
     def _say_slow(self) -> None:
-        """Log, once a change, that polls take so long that they have become rare."""
+        """Log, once per change, that polls are so slow that their interval became long."""
         interval_s = self._due - self._began
         is_slow = interval_s > max(LONG_INTERVAL_S, self._interval_s)
         if is_slow and not self._is_slow:
@@ -393,6 +424,7 @@ class Snapshots:
         self._is_slow = is_slow
 
     def _leave_look(self, *, up: bool, jobs: int = 0, message: str = "") -> None:
+        """Report the outcome of a poll to ``looked``."""
         look = Look(
             at=utc_now(),
             up=up,
@@ -405,10 +437,10 @@ class Snapshots:
         try:
             self._looked(look)
         except StatusWriteError as error:
-            log.debug("cluster %s: %s", self._cluster, error)  # it is only for people to see
+            log.debug("cluster %s: %s", self._cluster, error)  # the status file is only for people
 
     def _tell_look(self, queue: Queue, append: Append) -> None:
-        """Say that whoever is not among the jobs told until now was not in the queue."""
+        """Report that jobs not reported until now were not in the queue at the poll's start."""
         now = self._clock()
         if now < self._told_at + _TOLD_S:
             return
@@ -427,6 +459,7 @@ class Snapshots:
         self._told_at = now
 
     def _ask_for_waiting(self, append: Append) -> None:
+        """Query the jobs of new scripts."""
         for job_id in sorted(self._waiting):
             if not self._allowance.take() or not self._ask(job_id, append):
                 return
@@ -434,20 +467,21 @@ class Snapshots:
                 self._waiting.discard(job_id)
 
     def _ask_for_wanted(self, append: Append) -> None:
-        """Ask for whole records, the newest jobs' first."""
+        """Query complete records, newest jobs first."""
         while (job_id := self._observed.wanted()) is not None:
             if not self._allowance.take(_RESERVE) or not self._ask(job_id, append):
                 return
             self._observed.pass_over(job_id)
 
     def _ask_again(self, append: Append) -> None:
-        """Ask for whole records of jobs that ended, or were suspended or resumed."""
+        """Query complete records of jobs that ended, were suspended or resumed."""
         while (job_id := self._observed.wanted_again()) is not None:
             if not self._allowance.take(_RESERVE) or not self._ask(job_id, append):
                 return
             self._observed.pass_over_again(job_id)
 
     def _ask_for_cancellers(self, append: Append) -> None:
+        """Query slurmdbd for who cancelled runs."""
         while (job_id := self._cancelled.due()) is not None:
             try:
                 if not self._slurm.has_accounting():
@@ -458,25 +492,25 @@ class Snapshots:
                 told = self._slurm.accounted_end(job_id)
             except SlurmError as error:
                 log.debug("cluster %s: %s", self._cluster, error)
-                told = []  # asked again later, some times
+                told = []  # retried later, up to 5 times
             self._append(self._cancelled.told(told), append)
 
     def _ask_for_folded(self, append: Append) -> None:
-        """Ask for array tasks that were requeued, which the queue does not show by themselves."""
+        """Query requeued array tasks, which the queue shows only in their array's row."""
         while self._folded:
             if not self._allowance.take(_RESERVE) or not self._ask(self._folded[-1], append):
                 return
             self._folded.pop()
 
     def _ask(self, job_id: int, append: Append) -> bool:
-        """Ask for one job; whether Slurm could say."""
+        """Query one job; return whether Slurm answered."""
         try:
             records = self._slurm.job(job_id)
         except SlurmError as error:
-            # The next look at the queue notices it as well, and says it.
+            # The next poll detects and logs this too.
             log.debug("cluster %s: %s", self._cluster, error)
             return False
-        # An id that is used again meanwhile is another run's.
+        # An id that is in use again belongs to another run.
         shown = {record.job_id for record in records}
         self._lost = [lost for lost in self._lost if lost not in shown]
         is_whole = len(records) <= MOST_WHOLE
@@ -486,9 +520,9 @@ class Snapshots:
         return True
 
     def _ask_for_lost(self, append: Append) -> None:
-        """End the jobs that went without an end.
+        """End jobs that disappeared without an end.
 
-        slurmctld has just shown that it does not hold them: only slurmdbd may know more.
+        slurmctld has just shown that it no longer has them, so only slurmdbd may know more.
         """
         while self._lost:
             told: Sequence[JobRecord] = ()
@@ -499,20 +533,22 @@ class Snapshots:
                     told = self._slurm.accounted(self._lost[-1])
             except SlurmError as error:
                 log.debug("cluster %s: %s", self._cluster, error)
-                return  # asked again at the next tick: the end can wait for slurmdbd
+                return  # retried at the next tick: the end can wait for slurmdbd
             ended = self._observed.lose(self._lost.pop(), utc_now(), self._redacted(told))
             self._append(ended, append)
 
     def _redacted(self, records: Iterable[JobRecord]) -> list[JobRecord]:
+        """Redact records."""
         return [self._redact(record) for record in records]
 
     def _append(self, events: Sequence[Event], append: Append) -> None:
+        """Append events; on failure forget everything, so that it is reported again."""
         try:
             for begin in range(0, len(events), _CHUNK):
                 append(events[begin : begin + _CHUNK])
             self._cancelled.add(events)
         except BaseException:
-            # What did not arrive is said again, all of it, under the same keys.
+            # If an append failed, everything is reported again under the same keys.
             self._observed.clear()
             self._rows = None
             self._lost, self._folded = [], []
@@ -520,7 +556,7 @@ class Snapshots:
             raise
 
     def _say(self, *, up: bool, message: str, append: Append) -> None:
-        """Log and append that slurmctld began or ceased to answer, once a change."""
+        """Log and report, once per change, that slurmctld started or stopped answering."""
         if up == self._up and message == self._said:
             return
         if not up:

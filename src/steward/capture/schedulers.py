@@ -1,7 +1,12 @@
-"""Taking hold of a file that a scheduler may still be writing, or be about to remove.
+"""Schedulers whose spools can be captured: protocols that each implements, and file helpers.
 
-An open descriptor keeps the bytes whatever is unlinked; a read lease tells
-whether a writer still has the file open. Both are the same for every scheduler.
+Entry points provide a :class:`Scheduler`, loaded by ``scheduler_called``; it opens a
+:class:`Spool`, which yields :class:`Taken` scripts. Slurm's is in
+:mod:`steward.capture.slurm_spool`.
+
+The helpers secure a file that a scheduler may still be writing or about to remove: an open
+descriptor keeps the bytes whatever is unlinked (``read_whole``), and a read lease tells whether a
+writer still has the file open (``is_written``).
 """
 
 import errno
@@ -21,40 +26,49 @@ from steward.core.redaction import Redactor
 from steward.slurm.environment import Environment
 from steward.slurm.settings import SCHEDULERS
 
+# File helpers
+
 OPEN: Final = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-"""How a spool's file is opened: no link out of it, and no wait for a pipe's other end."""
+"""Flags to open a spool's file: follow no link out of it, do not block on a pipe."""
 
 NO_DESCRIPTOR: Final = frozenset({errno.EMFILE, errno.ENFILE})
-"""No descriptor is left, of this process's or of the machine's."""
+"""Errors that mean that the process or the machine has no descriptor left."""
 FOREIGN: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.ENODEV, errno.ENOTDIR})
-"""Errors of opening what no scheduler made: a link, a socket, a file in place of a directory.
-
-After every other error the file may be read later: a path fails over, a server is away."""
+"""Errors of opening an object that no scheduler made: a link, a socket, a file in place of a
+directory. After any other error the file may be readable later (path failover, server down).
+"""
 MOST_ENVIRONMENT_BYTES: Final = 8 << 20
-"""An environment beyond this is not kept: one user's job must not stop capture for all.
+"""Maximum size of an environment, in bytes; larger ones are not kept, because one user's job must
+not stop capture for all.
 
-Redacting one of this size may take 5 s, and five times its size in memory. Linux starts
-no program with more than 6 MiB of arguments and environment (fs/exec.c), no job either.
+Redacting one of this size may take 5 s and five times its size in memory. Linux starts no program
+with more than 6 MiB of arguments and environment (fs/exec.c), so no job either.
 """
 MOST_SCRIPT_BYTES: Final = 48 << 20
-"""A script beyond this is not kept. Slurm's own limit (max_script_size) is 4 MB unless it is
-set, Torque has none. With an environment it fits into one frame between two hosts."""
+"""Maximum size of a script, in bytes; larger ones are not kept. Slurm's own limit (max_script_size)
+is 4 MB unless set, Torque has none. Script and environment fit into one frame between two hosts.
+"""
 ENVIRONMENT_MISSING: Final = "environment-missing"
+"""Flag: the job has no environment."""
 ENVIRONMENT_TOO_LARGE: Final = "environment-too-large"
+"""Flag: the environment exceeds its maximum size."""
 ENVIRONMENT_UNREADABLE: Final = "environment-unreadable"
+"""Flag: the environment cannot be read."""
 SCRIPT_TOO_LARGE: Final = "script-too-large"
+"""Flag: the script exceeds its maximum size."""
 _USUAL_BYTES = 1 << 15
+"""Bytes of the first read, enough for most scripts."""
 
 
 def is_written(fd: int, *, remote: bool = False) -> bool | None:
-    """Whether no writer has the file open: the kernel grants a read lease only then.
+    """Return whether no writer has the file open: only then the kernel grants a read lease.
 
-    The lease is dropped at once: while it is held, a writer's open(2) would wait.
+    The lease is released at once: while it is held, a writer's open(2) would wait.
 
     Args:
-        fd: The file, opened for reading.
-        remote: Whether it is on a network file system: NFSv4 refuses a lease on every
-            file that it holds no delegation for.
+        fd: File, opened for reading.
+        remote: Whether it is on a network file system: NFSv4 refuses a lease on every file without
+            a delegation.
 
     Returns:
         None where leases do not work, or a file of another user's needs CAP_LEASE.
@@ -68,19 +82,19 @@ def is_written(fd: int, *, remote: bool = False) -> bool | None:
 
 
 def is_unlinked(fd: int) -> bool:
-    """Whether a file has no name any more, so that open descriptors alone have its bytes."""
+    """Return whether a file has no name left, so that only open descriptors have its bytes."""
     try:
         return os.fstat(fd).st_nlink == 0
     except OSError:
-        return False  # its file system cannot tell now
+        return False  # the file system cannot tell now
 
 
 def read_whole(fd: int, most: int = MOST_SCRIPT_BYTES) -> bytes | None:
-    """All of a file, from its beginning, whatever was read of it before; None if it is too large.
+    """Read a whole file from its beginning; None if it is too large.
 
     Args:
-        fd: The file.
-        most: Its largest size, in bytes.
+        fd: File descriptor.
+        most: Maximum size, in bytes.
     """
     data = os.pread(fd, _USUAL_BYTES, 0)
     if len(data) < _USUAL_BYTES:
@@ -88,7 +102,7 @@ def read_whole(fd: int, most: int = MOST_SCRIPT_BYTES) -> bytes | None:
     size = os.fstat(fd).st_size
     if size > most:
         return None
-    # At one go: pieces and what they are joined to would take twice the memory.
+    # One read: joining pieces would need twice the memory.
     data = os.pread(fd, size + 1, 0)
     if len(data) == size:
         return data
@@ -96,7 +110,7 @@ def read_whole(fd: int, most: int = MOST_SCRIPT_BYTES) -> bytes | None:
 
 
 def _grown(fd: int, data: bytes, most: int) -> bytes | None:
-    """The rest, too, of a file that was written to while it was read."""
+    """Read the rest of a file that grew while it was read."""
     whole = bytearray(data)
     while piece := os.pread(fd, 1 << 20, len(whole)):
         whole += piece
@@ -105,21 +119,23 @@ def _grown(fd: int, data: bytes, most: int) -> bytes | None:
     return bytes(whole)
 
 
+# Protocols of schedulers and spools
+
+
 class SchedulerError(StewardError):
     """A scheduler cannot be used; ``offender`` is its name."""
 
 
 class Contents(msgspec.Struct, frozen=True):
-    """What was read of one thing that was taken from a spool.
+    """Content of one spool entry.
 
     Attributes:
-        script: The script as it was submitted; None where there is none to keep, with a flag
-            that says why where a job has one.
-        environment: The environment in the form of ``environment.py``, redacted.
-        flags: What was odd, see ``events.JobScript``.
-        directory: Submit directory as the spool claims it, where the environment does not.
-        host: Submit host, likewise.
-        events: What the spool itself tells of the job, redacted.
+        script: Script as submitted; None if there is none to keep, with a flag that says why.
+        environment: Environment in the form of ``environment.py``, redacted.
+        flags: Anomalies, see ``events.JobScript``.
+        directory: Submit directory according to the spool, if the environment does not name it.
+        host: Submit host according to the spool, likewise.
+        events: Facts about the job from the spool itself, redacted.
     """
 
     script: bytes | None
@@ -131,11 +147,11 @@ class Contents(msgspec.Struct, frozen=True):
 
 
 class EnvironmentUnreadable(OSError):
-    """An environment cannot be read now, while its script can.
+    """An environment cannot be read now, but its script can.
 
     Args:
-        error: Why.
-        contents: The script without it.
+        error: Cause.
+        contents: Content without the environment.
     """
 
     def __init__(self, error: OSError, contents: Contents) -> None:
@@ -144,79 +160,79 @@ class EnvironmentUnreadable(OSError):
 
 
 class Taken(Protocol):
-    """One thing that was taken from a spool: open descriptors or bytes, safe from any unlink."""
+    """Script taken from a spool: open descriptors or bytes, safe from any unlink."""
 
     @property
     def job_id(self) -> int:
-        """The raw id of its job; an array's for its script."""
+        """Raw job id; an array's for its script."""
 
     @property
     def mtime_ns(self) -> int:
-        """With the job id, the script's name among events: ns since the epoch."""
+        """Modification time in ns since the epoch; with the job id, it identifies the script."""
 
     @property
     def is_removed(self) -> bool:
-        """Whether the spool has its script no more, so that this alone holds the bytes."""
+        """Whether the spool no longer has the script, so that only this object holds the bytes."""
 
     def read(self, redactor: Redactor) -> Contents:
-        """Read it, once or again; what comes back holds no secret but the script's own.
+        """Read and redact the content, once or again; the script itself stays as it is.
 
         Raises:
             OSError: It cannot be read now.
-            EnvironmentUnreadable: Its environment alone cannot.
+            EnvironmentUnreadable: Only the environment cannot be read.
         """
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close its descriptors."""
 
 
 class Spool(Protocol):
-    """The part of a spool that one process watches."""
+    """Watched part of a spool, owned by one process."""
 
     @property
     def ready(self) -> deque[Taken]:
-        """What was taken and waits to be read, the oldest first; who takes it out closes it."""
+        """Scripts ready to be read, oldest first; whoever removes one from the queue closes it."""
 
     @property
     def vanished(self) -> list[int]:
-        """Raw ids of jobs removed before their scripts were taken; who reads them empties it."""
+        """Raw ids of jobs removed before their scripts were taken; the reader empties the list."""
 
     @property
     def fd(self) -> int:
-        """Readable when there is something to :meth:`look` at."""
+        """Descriptor that is readable when :meth:`look` has something to process."""
 
     @property
     def away(self) -> str:
-        """Why nothing of it can be watched just now; "" where it is there."""
+        """Reason why the spool cannot be watched now; "" if it can."""
 
     def due_s(self) -> float:
-        """Seconds until :meth:`look` is to be called even if nothing can be read."""
+        """Return seconds until :meth:`look` must be called even without inotify events."""
 
     def look(self) -> None:
-        """Take in what has happened; what is complete is then in ``ready``."""
+        """Process inotify events; complete scripts are then in ``ready``."""
 
     def holds(self, job_id: int, mtime_ns: int) -> bool:
-        """Whether a script lies in the spool; True where that cannot be known now."""
+        """Return whether a script is in the spool; True if that cannot be determined now."""
 
     def rescan(self) -> None:
-        """Have the next :meth:`look` compare the whole spool with what was captured."""
+        """Make the next :meth:`look` compare the whole spool with captured scripts."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close all descriptors."""
 
 
 class SpoolPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Which part of which spool is to be watched, and what is known already.
+    """Part of a spool to watch, and what is known already.
 
     Attributes:
-        cluster: The cluster's name, for events.
-        root: The spool's directory.
-        share: Which part of it, of ``of``: see :meth:`Scheduler.share_of`.
-        of: How many processes share the spool.
-        known: Whether the script of a job id with this mtime (ns) was captured before.
-        unfinished: The latest records of the jobs that are not over as far as is known.
-        most_held: How many scripts may be held open before taking pauses.
-        options: The cluster's settings that only this scheduler knows.
+        cluster: Name of the cluster, for events.
+        root: Directory of the spool.
+        share: Number of this part among ``of`` parts, see :meth:`Scheduler.share_of`.
+        of: Number of processes that share the spool.
+        known: Returns whether the script of a job id with this mtime (ns) was captured before.
+        unfinished: Returns the latest records of jobs known to be unfinished.
+        most_held: Maximum number of scripts held open before pausing.
+        options: Settings of the cluster that only this scheduler knows.
     """
 
     cluster: str
@@ -230,24 +246,24 @@ class SpoolPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scheduler(Protocol):
-    """A kind of scheduler whose spool can be watched; what an entry point names."""
+    """Kind of scheduler whose spool can be watched, named by an entry point."""
 
     @property
     def default_root(self) -> str:
-        """Where the spool is if the settings do not say; "" where Slurm is to be asked."""
+        """Default spool directory; "" if Slurm is to be asked."""
 
     def share_of(self, job_id: int, of: int) -> int:
-        """Which of ``of`` processes a job's spool entry falls to."""
+        """Return which of ``of`` processes handles a job's spool entry."""
 
     def open(self, plan: SpoolPlan) -> Spool:
-        """A watch on the spool; it need not be there yet."""
+        """Open a watch on the spool, which need not exist yet."""
 
 
 def scheduler_called(name: str) -> Scheduler:
-    """The scheduler of this name, loaded now.
+    """Load the scheduler with this name.
 
     Raises:
-        SchedulerError: No installed package has it, or what it names cannot be loaded.
+        SchedulerError: No installed package provides it, or its module cannot be loaded.
     """
     found = offers_of(SCHEDULERS)
     if name not in found:

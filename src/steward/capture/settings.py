@@ -1,35 +1,36 @@
-"""The settings of sources: what nodes report, and the sensor."""
+"""Settings of sources: sections ``[nodes]`` and ``[sensor]`` of the configuration."""
 
 from typing import Final
 
 from steward.core.section import Section
 
 LISTENER_USER: Final = "steward-listen"
-"""The user that packages make for ``steward listen``."""
+"""User that the packages create for ``steward listen``."""
 LISTENER_SOCKET: Final = "nodes.sock"
-"""Where the daemon hears ``steward listen``: beside the socket that commands ask through."""
+"""Name of the daemon's socket for ``steward listen``, beside the socket for commands."""
 
 
 HELPER_NAME: Final = "steward-trigger"
-"""What the triggers' helper is called wherever it lies: so our triggers are known again."""
+"""File name of the triggers' helper program, by which Steward recognizes its triggers."""
 
 
 class NodesSettings(Section, frozen=True, kw_only=True):
-    """[nodes]: what is taken from ``steward agent`` on compute nodes.
+    """[nodes]: receiver of reports from ``steward agent`` on compute nodes.
 
     Attributes:
-        listen: Address and port (``0.0.0.0:6826``); nothing is taken if empty.
-        certificate_file: Our certificate, with what signed it; without one, no encryption.
-        key_file: The key of that certificate.
-        client_ca_file: Certificates that the nodes' are checked against; with it a node is
-            known by the name in its certificate, else by MUNGE.
-        behind_nat: Whether nodes connect from other addresses than Slurm knows of: then MUNGE
-            alone says which node it is, and any node's root can speak for any other.
-        most_connections: How many nodes are heard at once; others are asked to come again.
-        shared_from: Networks whose addresses many nodes share (NAT): where there is no room, their
-            connections are ended last.
-        listener: User of ``steward listen``, which then listens in the daemon's place and passes
-            on what it cannot open; the daemon listens itself if empty.
+        listen: Address and port (``0.0.0.0:6826``); empty disables the receiver.
+        certificate_file: Server certificate with its chain; without one, connections are not
+            encrypted.
+        key_file: Private key of that certificate.
+        client_ca_file: CA certificates for client certificates; if set, a certificate identifies a
+            node, else MUNGE does.
+        behind_nat: Whether nodes connect from addresses other than those Slurm knows. Then MUNGE
+            alone identifies a node, and root on any node can report for any other.
+        most_connections: Maximum number of connections; further nodes are asked to retry.
+        shared_from: Networks whose addresses several nodes share (NAT); at the limit, their
+            connections are closed last.
+        listener: User of ``steward listen``, which then listens instead of the daemon and forwards
+            requests it cannot open; if empty, the daemon listens itself.
     """
 
     listen: str = ""
@@ -43,19 +44,19 @@ class NodesSettings(Section, frozen=True, kw_only=True):
 
 
 class SensorSettings(Section, frozen=True, kw_only=True):
-    """[sensor]: tells when nodes, partitions and reservations change their state.
+    """[sensor]: detects state changes of nodes, partitions and reservations.
 
     Attributes:
-        enabled: Whether there is one.
-        interval_s: Least seconds between two looks that nobody asked for.
-        usage: Whether it is told that jobs come to nodes and leave them (``IDLE``, ``MIXED``,
-            ``ALLOCATED``, ``PLANNED``, ``COMPLETING``), which on a busy cluster is most of all;
-            and of a slurmctld that has just started, what it does not know yet (``UNKNOWN``).
-        triggers: Whether permanent triggers are kept set in slurmctld (strigger), that wake the
-            sensor at once; they need SlurmUser's rights.
-        helper: The program that slurmctld starts for them: the same path on every controller.
-        socket: The Unix socket on which the helper wakes the sensor.
-        secret_file: What the helper proves itself with: a file of SlurmUser's, mode 0600.
+        enabled: Whether the sensor runs.
+        interval_s: Minimum interval of regular polls, in seconds.
+        usage: Whether to report jobs starting and ending on nodes (``IDLE``, ``MIXED``,
+            ``ALLOCATED``, ``PLANNED``, ``COMPLETING``), on a busy cluster most changes; and, after
+            a start of slurmctld, nodes it does not know yet (``UNKNOWN``).
+        triggers: Whether to keep permanent triggers set in slurmctld (strigger) that wake the
+            sensor at once; requires SlurmUser's rights.
+        helper: Program that slurmctld starts for the triggers; the same path on every controller.
+        socket: Unix socket on which the helper wakes the sensor.
+        secret_file: File with the helper's secret, owned by SlurmUser, mode 0600.
     """
 
     enabled: bool = False

@@ -1,4 +1,14 @@
-"""What lies in a job's directory of slurmctld's spool: a script with one NUL, an environment."""
+"""Slurm spool: captures job scripts and environments from StateSaveLocation, through inotify.
+
+slurmctld writes ``hash.N/job.ID/environment`` and then ``script``, which ends in one NUL, without
+rename or fsync, and removes the directory MinJobAge after the job's end.
+
+:class:`SlurmSpool` watches some hash directories. It takes a script when its writer has closed it
+and holds its descriptor as :class:`Grabbed`, so that an unlink cannot take the bytes. It scans
+everything at start, after an inotify overflow, when a hash directory appears, and at an interval on
+network file systems. ``spooled_script`` reads a single script. :data:`SLURM` is the entry point
+(:class:`steward.capture.schedulers.Scheduler`).
+"""
 
 import errno
 import logging
@@ -37,16 +47,20 @@ from steward.slurm.environment import read_environment
 log = logging.getLogger(__name__)
 
 SCRIPT_WITHOUT_NUL = "script-no-nul"
+"""Flag: the script does not end in NUL, so it may be incomplete."""
+
+
+# Reading a job's files
 
 
 class _ForeignError(Exception):
-    """A file that slurmctld did not make."""
+    """The file was not made by slurmctld."""
 
 
 class Grabbed(msgspec.Struct, frozen=True):
-    """Open descriptors on a job's complete script and its environment (-1 where there is none).
+    """Open descriptors of a job's complete script and its environment (-1 if there is none).
 
-    An environment that could not be opened has its path in ``unopened``.
+    ``unopened`` is the path of an environment that could not be opened.
     """
 
     job_id: int
@@ -57,11 +71,11 @@ class Grabbed(msgspec.Struct, frozen=True):
 
     @property
     def is_removed(self) -> bool:
-        """Whether slurmctld has removed the script."""
+        """Return whether slurmctld has removed the script."""
         return is_unlinked(self.script_fd)
 
     def read(self, redactor: Redactor) -> Contents:
-        """The script less its one trailing NUL, and the environment as it may be kept."""
+        """Read the script without its trailing NUL, and the redacted environment."""
         script = read_whole(self.script_fd)
         if script is None:
             log.warning("job %d has a script too large to be kept", self.job_id)
@@ -77,7 +91,7 @@ class Grabbed(msgspec.Struct, frozen=True):
         try:
             environment_file = self._read_environment()
         except (FileNotFoundError, _ForeignError):
-            return alone  # no later read can find it
+            return alone  # a later read cannot find it either
         except OSError as error:
             raise EnvironmentUnreadable(error, alone) from error
         if environment_file is None:
@@ -87,11 +101,11 @@ class Grabbed(msgspec.Struct, frozen=True):
         return Contents(script, environment, flags + environment.flags)
 
     def _read_environment(self) -> bytes | None:
-        """The environment's file; None if it is too large.
+        """Read the environment's file; None if it is too large.
 
         Raises:
             OSError: It cannot be read now, or is gone.
-            _ForeignError: It is no regular file.
+            _ForeignError: It is not a regular file.
         """
         fd = self.environment_fd if self.environment_fd >= 0 else os.open(self.unopened, OPEN)
         try:
@@ -103,18 +117,18 @@ class Grabbed(msgspec.Struct, frozen=True):
                 os.close(fd)
 
     def close(self) -> None:
-        """Let go of the bytes."""
+        """Close the descriptors."""
         os.close(self.script_fd)
         if self.environment_fd >= 0:
             os.close(self.environment_fd)
 
 
 def spooled_script(root: str, job_id: int) -> tuple[int, bytes] | None:
-    """Read the script that slurmctld still holds of a job, and its modification time (ns).
+    """Read a job's script that slurmctld still holds; return its modification time (ns) and bytes.
 
     Args:
         root: StateSaveLocation.
-        job_id: Raw id; of an array the array's, of a het job its leader's.
+        job_id: Raw id; the array's for an array, the leader's for a het job.
 
     Returns:
         None where there is none, it is being written, or this process may not read it.
@@ -135,26 +149,37 @@ def spooled_script(root: str, job_id: int) -> tuple[int, bytes] | None:
     return None if script is None else (status.st_mtime_ns, script.removesuffix(b"\0"))
 
 
+# Watching the spool
+
 _HASH = re.compile(r"hash\.([0-9])")
+"""Name of a hash directory."""
 _JOB = re.compile(r"job\.([1-9][0-9]{0,9})")
+"""Name of a job directory."""
 _GONE = flags.DELETE | flags.MOVED_FROM
+"""Inotify events of a removed entry."""
 _ROOT_GONE = flags.DELETE_SELF | flags.MOVE_SELF | flags.UNMOUNT | flags.IGNORED
+"""Inotify events after which the root is no longer watched."""
 _ROOT_MASK = (
     flags.CREATE | flags.MOVED_TO | _GONE | flags.DELETE_SELF | flags.MOVE_SELF | flags.ONLYDIR
 )
+"""Inotify events watched in the root."""
 _HASH_MASK = flags.CREATE | flags.MOVED_TO | flags.ONLYDIR
+"""Inotify events watched in a hash directory."""
 _JOB_MASK = flags.CREATE | flags.CLOSE_WRITE | flags.MOVED_TO | flags.ONLYDIR | flags.DONT_FOLLOW
+"""Inotify events watched in a job directory."""
 _REMEMBERED = 8192
+"""Number of captured scripts remembered, to ignore them in scans."""
 _SETTLE_S = 0.1
+"""Time without change after which a script that ends in NUL is complete, in seconds."""
 
 
 def share_of(job_id: int, of: int) -> int:
-    """Which of ``of`` processes a job's spool entry falls to: its hash directory decides."""
+    """Return which of ``of`` processes handles a job's spool entry: its hash directory decides."""
     return job_id % 10 % of
 
 
 class _Pending(msgspec.Struct):
-    """A job directory whose script is not complete yet."""
+    """Job directory whose script is not complete yet."""
 
     hash_number: int
     name: str
@@ -165,7 +190,7 @@ class _Pending(msgspec.Struct):
     since: float = 0.0
 
     def close(self) -> None:
-        """Let go of what is held open."""
+        """Close its descriptors."""
         for fd in (self.script_fd, self.environment_fd):
             if fd >= 0:
                 os.close(fd)
@@ -174,14 +199,14 @@ class _Pending(msgspec.Struct):
 
 
 class SlurmSpool:
-    """The part of a spool that one process watches.
+    """Watched part of a spool, owned by one process.
 
     Args:
         root: StateSaveLocation.
-        share: Which of the hash directories: those whose number is ``share`` modulo ``of``.
-        of: How many processes share the spool.
-        known: Whether the script of a job id with this mtime (ns) was captured before.
-        most_held: How many scripts may be held open before taking pauses.
+        share: Hash directories to watch: those whose number is ``share`` modulo ``of``.
+        of: Number of processes that share the spool.
+        known: Returns whether the script of a job id with this mtime (ns) was captured before.
+        most_held: Maximum number of scripts held open before pausing.
         without_nul_s: Time without a change of size after which a script without a final NUL is
             complete, in seconds. Applies only if Steward cannot detect writers of the file.
         reattach_s: Time between two attempts to watch a missing root, in seconds.
@@ -219,7 +244,7 @@ class SlurmSpool:
         self._unsure: dict[str, _Pending] = {}
         self._recent: dict[int, int] = {}
         self._unread: dict[str, int] = {}
-        """Directories with a script that could not be taken yet, and their hash numbers."""
+        """Directories whose script could not be taken yet, with their hash numbers."""
         self._scanned: deque[tuple[int, str]] = deque()
         self._rescan_wanted = False
         self._attach_at = self._rescan_at = 0.0
@@ -228,16 +253,16 @@ class SlurmSpool:
 
     @property
     def fd(self) -> int:
-        """Readable when there is something to :meth:`look` at."""
+        """Descriptor that is readable when :meth:`look` has something to process."""
         return int(self._inotify.fileno())
 
     @property
     def away(self) -> str:
-        """Why nothing of it can be watched just now; "" where it is there."""
+        """Reason why the spool cannot be watched now; "" if it can."""
         return self._complaint if self._root_wd < 0 else ""
 
     def due_s(self) -> float:
-        """Seconds until :meth:`look` is to be called even if nothing can be read."""
+        """Return seconds until :meth:`look` must be called even without inotify events."""
         now = time.monotonic()
         if self._root_wd < 0:
             return max(0.0, self._attach_at - now)
@@ -248,13 +273,13 @@ class SlurmSpool:
         return self._rescan_s if self._network else 60.0
 
     def look(self) -> None:
-        """Take in what has happened; complete scripts are then in ``ready``."""
+        """Process inotify events; complete scripts are then in ``ready``."""
         if self._root_wd < 0 and time.monotonic() >= self._attach_at:
             self._attach()
         if self._root_wd < 0:
             return
         if len(self.ready) >= self._most_held:
-            # What happens meanwhile is found by the rescan that follows.
+            # The rescan that follows finds what happens meanwhile.
             self._rescan_wanted = True
             return
         for event in self._inotify.read(timeout=0):
@@ -272,14 +297,14 @@ class SlurmSpool:
             self._complaint = ""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close all descriptors."""
         while self.ready:
             self.ready.popleft().close()
         self._detach()
         self._inotify.close()
 
     def _attach(self) -> None:
-        """Watch the root and what it holds; where it is not there, say so once and try again."""
+        """Watch the root and its directories; if it is missing, log that once and retry."""
         try:
             self._root_wd = self._inotify.add_watch(self.root, _ROOT_MASK)
             kind = network_kind(self.root)
@@ -298,6 +323,7 @@ class SlurmSpool:
         self._rescan()
 
     def _detach(self) -> None:
+        """Close all watched directories."""
         for fd in self._hash_fds.values():
             os.close(fd)
         for waiting in self._pending.values():
@@ -308,13 +334,13 @@ class SlurmSpool:
         self._root_wd = -1
 
     def _complain(self, what: str, reason: str = "") -> None:
-        """Say it, unless it was the last thing said; the same ``reason`` is the same thing."""
+        """Log a problem unless it was the last one logged; ``reason`` identifies it."""
         if (reason or what) != self._complaint:
             log.error("%s", what)
             self._complaint = reason or what
 
     def holds(self, job_id: int, mtime_ns: int) -> bool:
-        """Whether a script lies in the spool; True where that cannot be known now."""
+        """Return whether a script is in the spool; True if that cannot be determined now."""
         try:
             path = f"{self.root}/hash.{job_id % 10}/job.{job_id}/script"
             return os.stat(path, follow_symlinks=False).st_mtime_ns == mtime_ns
@@ -324,12 +350,13 @@ class SlurmSpool:
             return True
 
     def rescan(self) -> None:
-        """Have the next :meth:`look` compare the whole spool with what was captured."""
-        # The ids stay: a job that was taken and is gone was not missed.
+        """Make the next :meth:`look` compare the whole spool with captured scripts."""
+        # The ids stay: a job that was captured and is gone was not missed.
         self._recent = dict.fromkeys(self._recent, -1)
         self._rescan_wanted = True
 
     def _rescan(self) -> None:
+        """List the hash directories and queue all job directories."""
         self._rescan_at = time.monotonic() + self._rescan_s
         self._scanned.clear()
         try:
@@ -339,12 +366,13 @@ class SlurmSpool:
             self._complain(f"cannot list {self.root}: {error.strerror}")
             self._network = True
             return
-        # Watches may have become free. Whatever still cannot be watched has scanning go on.
+        # Watches may be free again. If any directory still cannot be watched, scanning goes on.
         self._network = self._is_remote
         for name in names:
             self._enter_hash(name)
 
     def _enter_hash(self, name: str) -> None:
+        """Watch a hash directory of this share and queue its job directories."""
         number = int(name[-1])
         if number % self._of != self._share:
             return
@@ -368,15 +396,17 @@ class SlurmSpool:
         self._scanned.extend((number, entry) for entry in found)
 
     def _cannot_watch(self, path: str, error: OSError) -> None:
-        # One reason may hold for thousands of paths, at every scan.
+        """Log that a path cannot be watched, and switch to scanning."""
+        # One reason may apply to thousands of paths at every scan.
         if error.errno == errno.ENOSPC:
             what = f"no inotify watch is left for {path}: raise fs.inotify.max_user_watches"
             self._complain(f"{what} (sysctl)", "no watch")
         else:
             self._complain(f"cannot watch {path}: {error.strerror}", str(error.strerror))
-        self._network = True  # until a scan can watch all, only scanning finds what is new
+        self._network = True  # until a scan can watch everything, only scans find new scripts
 
     def _on_event(self, wd: int, mask: int, name: str) -> None:
+        """Dispatch one inotify event."""
         number = self._hash_wds.get(wd)
         if number is not None:
             if mask & flags.IGNORED:
@@ -395,13 +425,14 @@ class SlurmSpool:
             self._rescan_wanted = True
 
     def _on_root(self, mask: int, name: str) -> None:
+        """Handle an event of the root: it is gone, or a hash directory came or went."""
         if mask & _ROOT_GONE:
             self._unwatch(self._root_wd)
             self._detach()
             self._attach_at = time.monotonic() + self._reattach_s
             self._complain(f"{self.root} is gone; waiting for it")
         elif _HASH.fullmatch(name):
-            # Our own descriptor would keep a removed directory, and the root above it, alive.
+            # An open descriptor would keep a removed directory, and its parents, alive.
             fd = self._hash_fds.pop(int(name[-1]), -1) if mask & _GONE else -1
             if fd >= 0:
                 os.close(fd)
@@ -409,6 +440,7 @@ class SlurmSpool:
                 self._enter_hash(name)
 
     def _forget_job(self, wd: int) -> None:
+        """Forget a job directory that was removed."""
         _, name = self._job_wds.pop(wd)
         waiting = self._pending.pop(name, None)
         if waiting is not None:
@@ -417,7 +449,7 @@ class SlurmSpool:
         self._unsure.pop(name, None)
 
     def _consider(self, number: int, name: str, *, scanned: bool) -> None:
-        """A directory has appeared or was found: take its script, or wait for it."""
+        """Handle a new or scanned directory: take its script, or wait for it."""
         match = _JOB.fullmatch(name)
         if match is None or name in self._pending or number not in self._hash_fds:
             return
@@ -436,7 +468,7 @@ class SlurmSpool:
             elif error.errno != errno.ENOTDIR:
                 self._cannot_watch(f"{self.root}/hash.{number}/{name}", error)
             return
-        # Only now: what happened between the first look and the watch would be missed.
+        # Try again, because events between the first try and the watch would be missed.
         if self._try(waiting, job_id, closed=False):
             self._unwatch(wd)
             return
@@ -444,27 +476,29 @@ class SlurmSpool:
         self._pending[name] = waiting
 
     def _miss(self, job_id: int) -> None:
-        """A job's directory is gone; its script is lost unless a scan had taken it before."""
+        """Report a job whose directory is gone as missed, unless its script was captured."""
         if job_id not in self._recent:
             self.vanished.append(job_id)
 
     def _miss_unread(self, number: int, found: list[str]) -> None:
-        """Tell of the scripts that could not be taken, and are not in their directory any more."""
+        """Report scripts that could not be taken and whose directories are gone."""
         here = [name for name, hash_number in self._unread.items() if hash_number == number]
         for name in set(here).difference(found):
             del self._unread[name]
             self._miss(int(name[4:]))
 
     def _is_known(self, number: int, name: str, job_id: int) -> bool:
+        """Return whether the script in a directory has been captured before."""
         try:
             found = os.stat(f"{name}/script", dir_fd=self._hash_fds[number], follow_symlinks=False)
         except OSError:
-            # No script yet, or a foreign entry: the closer look that follows tells.
+            # No script yet, or a foreign entry: the following attempt finds out.
             return False
         mtime_ns = found.st_mtime_ns
         return self._recent.get(job_id) == mtime_ns or self._known(job_id, mtime_ns)
 
     def _on_script(self, wd: int, *, closed: bool) -> None:
+        """Handle a change of a script: take it if it is complete."""
         _, name = self._job_wds[wd]
         waiting = self._pending[name]
         if self._try(waiting, int(name[4:]), closed=closed):
@@ -474,15 +508,16 @@ class SlurmSpool:
             self._unwatch(wd)
 
     def _unwatch(self, wd: int) -> None:
+        """Remove an inotify watch."""
         try:
             self._inotify.rm_watch(wd)
         except OSError as error:
-            # EINVAL: the directory is gone, and its watch went with it.
+            # EINVAL: the directory is gone, and its watch with it.
             if error.errno != errno.EINVAL:
                 raise
 
     def _try(self, waiting: _Pending, job_id: int, *, closed: bool) -> bool:
-        """Take the script if it is complete; whether nothing is left to wait for."""
+        """Take the script if it is complete; return whether nothing is left to wait for."""
         directory = self._hash_fds.get(waiting.hash_number, -1)
         if directory < 0:
             return True
@@ -503,7 +538,7 @@ class SlurmSpool:
         return is_over
 
     def _take(self, waiting: _Pending, directory: int, job_id: int, *, closed: bool) -> bool:
-        """Take the script if it is complete; whether nothing is left to wait for.
+        """Take the script if it is complete; return whether nothing is left to wait for.
 
         Raises:
             FileNotFoundError: There is no script yet.
@@ -511,7 +546,7 @@ class SlurmSpool:
         """
         if waiting.script_fd < 0:
             waiting.script_fd = os.open(f"{waiting.name}/script", OPEN, dir_fd=directory)
-            # Written before the script: held from now on, too, whatever is removed.
+            # It was written before the script: hold it too from now on, whatever is removed.
             self._hold_environment(waiting, directory)
         fd = waiting.script_fd
         status = os.fstat(fd)
@@ -520,7 +555,7 @@ class SlurmSpool:
             return True
         if not closed and not self._is_closed(waiting, status):
             return False
-        # Not the time of the first look: its writer may have written and closed it since.
+        # Query again: the writer may have written and closed it since the first fstat.
         status = os.fstat(fd)
         if self._recent.get(job_id) == status.st_mtime_ns:
             waiting.close()
@@ -546,20 +581,21 @@ class SlurmSpool:
         try:
             waiting.environment_fd = os.open(name, OPEN, dir_fd=directory)
         except FileNotFoundError:
-            return  # a burst-buffer plugin links the script alone; the event says so
+            return  # a burst-buffer plugin links only the script; a flag in the event says so
         except OSError as error:
             if error.errno in NO_DESCRIPTOR:
                 raise
             if error.errno not in FOREIGN:
-                # The script is held meanwhile, and whoever reads it opens this one again.
+                # The script is held meanwhile, and the reader opens the environment again.
                 waiting.unopened = f"{self.root}/hash.{waiting.hash_number}/{name}"
 
     def _is_closed(self, waiting: _Pending, status: os.stat_result) -> bool:
-        """Whether no writer has the script open, as far as can be known."""
+        """Return whether no writer has the script open, as far as can be determined."""
         written = is_written(waiting.script_fd, remote=self._is_remote)
         return self._is_settled(waiting, status) if written is None else written
 
     def _is_settled(self, waiting: _Pending, status: os.stat_result) -> bool:
+        """Return whether a script has not changed for long enough to be complete."""
         now = time.monotonic()
         if waiting.size != status.st_size:
             waiting.size, waiting.since = status.st_size, now
@@ -568,7 +604,7 @@ class SlurmSpool:
         try:
             ended = status.st_size and os.pread(waiting.script_fd, 1, status.st_size - 1) == b"\0"
         except OSError:
-            ended = False  # whoever reads all of it tries again
+            ended = False  # the reader of the whole file will retry
         settled_s = now - waiting.since
         if settled_s < (_SETTLE_S if ended else self._without_nul_s):
             self._unsure[waiting.name] = waiting
@@ -576,6 +612,7 @@ class SlurmSpool:
         return True
 
     def _look_again(self) -> None:
+        """Check scripts again that inotify may not report."""
         wds = {name: wd for wd, (_, name) in self._job_wds.items()}
         for name in list(self._unsure):
             if name in wds:
@@ -584,8 +621,11 @@ class SlurmSpool:
                 del self._unsure[name]
 
 
+# Entry point
+
+
 class _Slurm:
-    """Slurm, as capture knows it."""
+    """Slurm as a scheduler for capture."""
 
     default_root = ""
 
@@ -594,7 +634,7 @@ class _Slurm:
         return share_of(job_id, of)
 
     def open(self, plan: SpoolPlan) -> Spool:
-        """A watch on a StateSaveLocation."""
+        """Open a watch on a StateSaveLocation."""
         return SlurmSpool(
             plan.root,
             share=plan.share,
@@ -605,3 +645,4 @@ class _Slurm:
 
 
 SLURM = _Slurm()
+"""Entry point ``slurm`` for schedulers."""

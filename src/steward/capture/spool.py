@@ -1,9 +1,10 @@
-"""From a watched spool to durable events: read, redact, keep, append.
+"""Spool capture: reads scripts from a watched spool, redacts, stores, and appends events.
 
-The main thread takes hold of scripts and writes their bytes to a store. Two
-more only wait: for the file system to make a batch durable, and for the journal
-to have its events. A script's descriptors stay open until its bytes
-are durable, so that they can be written again.
+:class:`Capture` is the main loop of a capture worker: it takes entries from a
+:class:`steward.capture.schedulers.Spool` and writes their bytes to a store. A :class:`Committer`
+has two threads that only wait, one for fsync of a batch, one for the journal. A script's
+descriptors stay open until its bytes are durable, so that they can be written again. Scripts that
+cannot be read are held and retried, later found by rescans; lost ones are reported as a gap.
 """
 
 import logging
@@ -36,20 +37,27 @@ from steward.slurm.environment import Environment
 log = logging.getLogger(__name__)
 
 _SLICE = 16
-"""Scripts read between two looks at the spool: short-lived jobs must not wait for long ones."""
+"""Scripts read between two checks of the spool: short-lived jobs must not wait for long scripts."""
 _BATCH = 256
-"""Scripts at which a batch is committed; see also ``CaptureLimits.batch_bytes``."""
+"""Number of scripts at which a batch is committed; see also ``CaptureLimits.batch_bytes``."""
 _LONGEST_NAP_S = 5.0
+"""Maximum wait between turns, in seconds."""
 _LAST_WORDS_S = 4.0
+"""Time for remaining scripts at a stop, in seconds."""
 _MOST_NAMED = 50
+"""Maximum number of lost jobs named in a log message."""
 
 _NO_ENVIRONMENT = Environment(data=b"")
 
 AppendRows = Callable[[Sequence[Row]], None]
+"""Appends encoded events durably; may block."""
+
+
+# Batches
 
 
 class SpoolUnavailable(Unavailable):
-    """There is no spool to be read now."""
+    """The spool cannot be read now."""
 
 
 class CaptureLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +105,7 @@ class CaptureBatch(msgspec.Struct):
 
 
 class _Unread(msgspec.Struct):
-    """A script that could not be read, and whose descriptors are held."""
+    """Script that could not be read, with open descriptors."""
 
     taken: Taken
     since: float
@@ -106,8 +114,11 @@ class _Unread(msgspec.Struct):
     is_removed: bool = False
 
 
+# Commit threads
+
+
 class Committer:
-    """The threads that wait: one makes batches durable, one appends their events, in order."""
+    """Two threads that make batches durable (fsync) and append their events, in order."""
 
     def __init__(self, append: AppendRows) -> None:
         self._append = append
@@ -129,14 +140,14 @@ class Committer:
             thread.start()
 
     def put(self, batch: CaptureBatch) -> None:
-        """Hand a batch over."""
+        """Queue a batch for commit."""
         with self._lock:
             self.under_way += len(batch.held)
         self.is_syncing = True
         self._batches.put(batch)
 
     def finish(self, timeout_s: float) -> bool:
-        """Commit all that was handed over and end; whether it was done in time."""
+        """Commit all queued batches and stop; return whether that was done in time."""
         self._ending.set()
         self._batches.put(None)
         until = time.monotonic() + timeout_s
@@ -148,12 +159,14 @@ class Committer:
         return True
 
     def _sync_all(self) -> None:
+        """Run the thread that syncs batches."""
         while (batch := self._batches.get()) is not None:
             if self._sync(batch):
                 self._durable.put(batch)
-                # The store has the bytes now, under names that tell what they are: descriptors
-                # held until the journal is back would soon be all that there are. The main
-                # thread closes them: two threads would wait for the interpreter at each close.
+                # The store has the bytes now, under names that identify them: descriptors held
+                # until the journal is available again could use up all there are. The main thread
+                # closes them, because two threads would contend for the interpreter lock at each
+                # close.
                 self.kept.put(batch.held)
                 os.eventfd_write(self.fd, 1)
             else:
@@ -163,19 +176,22 @@ class Committer:
         self._durable.put(None)
 
     def _commit_all(self) -> None:
+        """Run the thread that appends durable batches' events."""
         while (batch := self._durable.get()) is not None:
             if self._commit(batch):
                 self._done(batch)
 
     def _done(self, batch: CaptureBatch) -> None:
+        """Count a batch as done and wake the main thread."""
         with self._lock:
             self.under_way -= len(batch.held)
-        # There is something to be taken back, or the next batch may come.
+        # Wake the main thread: entries have failed, or the next batch may come.
         os.eventfd_write(self.fd, 1)
 
     def _sync(self, batch: CaptureBatch) -> bool:
+        """Sync the files of a batch; return whether all succeeded."""
         done = True
-        # All of them, whatever becomes of the first: each lets go of its descriptors.
+        # Sync all, even after a failure: each closes its descriptors.
         for unsynced in batch.unsynced:
             try:
                 unsynced.sync()
@@ -185,6 +201,7 @@ class Committer:
         return done
 
     def _commit(self, batch: CaptureBatch) -> bool:
+        """Append a batch's events, retrying until a stop."""
         backoff = Backoff(0.1, 5.0)
         while True:
             try:
@@ -197,18 +214,22 @@ class Committer:
                 return True
 
     def _complain(self, batch: CaptureBatch, error: StewardError) -> None:
+        """Log that a batch is not durable yet."""
         self.complaint = str(error)
         log.error("%d scripts could not be made durable yet: %s", len(batch.held), error)
 
 
+# Main loop
+
+
 class Capture:
-    """Captures one share of one cluster's spool.
+    """Capture of one share of a cluster's spool.
 
     Args:
-        cluster: The cluster's name.
-        spool: What is watched.
-        stores: Where bytes may go, the preferred one first.
-        redactor: Takes secrets out of environments.
+        cluster: Name of the cluster.
+        spool: Watched part of the spool.
+        stores: Where bytes may go, preferred first.
+        redactor: Removes secrets from environments.
         append: Appends encoded events durably; may block.
         environments: Whether environments are kept.
         limits: Times and sizes. Defaults if None.
@@ -243,17 +264,17 @@ class Capture:
         self._beat: Callable[[], None] = lambda: None
         self._unread: dict[tuple[int, int], _Unread] = {}
         self._released: set[tuple[int, int]] = set()
-        """Scripts that could not be read, and that only a rescan finds."""
+        """Unreadable scripts whose descriptors were closed, so that only a rescan finds them."""
         self._rescans = Backoff(self._limits.first_rescan_s, self._limits.longest_rescan_s)
         self._rescan_at = 0.0
         self._missed_at = 0.0
 
     def run(self, stop: Stop, beat: Callable[[], None]) -> None:
-        """Capture until the Stop is raised; then finish what is in hand.
+        """Capture until ``stop`` is set; then commit what has been read.
 
         Args:
-            stop: Ends it.
-            beat: Called for each script and while waiting: a large one takes seconds.
+            stop: Ends the loop.
+            beat: Called for each script and while waiting, since a large script takes seconds.
         """
         self._beat = beat
         while not stop.is_set():
@@ -264,16 +285,16 @@ class Capture:
         self.finish()
 
     def run_once(self) -> None:
-        """Capture what lies in the spool now, and return when it is durable.
+        """Capture what is in the spool now, and return when it is durable.
 
         Raises:
-            SpoolUnavailable: The spool is not there.
-            StoreUnavailable: Nothing could be kept.
+            SpoolUnavailable: The spool does not exist.
+            StoreUnavailable: Nothing could be stored.
         """
         self._spool.look()
         if self._spool.away:
             raise SpoolUnavailable(self._spool.away)
-        # Where leases do not work a script is taken when it was seen twice, a little later.
+        # Where leases do not work, a script is taken after two checks, a little later.
         while self._spool.ready or self._has_young() or self._spool.due_s() < 1.0:
             if not self._spool.ready:
                 time.sleep(min(self._spool.due_s(), self._unread_due_s()))
@@ -285,6 +306,7 @@ class Capture:
             raise StoreUnavailable(f"not all scripts could be made durable: {self._complaint()}")
 
     def _has_young(self) -> bool:
+        """Return whether any unreadable script is still within its holding time."""
         return any(map(self._is_young, self._unread.values()))
 
     def _is_young(self, unread: _Unread) -> bool:
@@ -292,7 +314,7 @@ class Capture:
         return time.monotonic() - unread.since < self._limits.hold_unread_s
 
     def turn(self) -> None:
-        """One look at the spool, and a slice of work."""
+        """Check the spool and process a slice of its scripts."""
         self._spool.look()
         self._report_missed()
         self._take_back()
@@ -306,7 +328,7 @@ class Capture:
             try:
                 self._keep(taken)
             except StoreUnavailable:
-                # Said by _store; the descriptors keep the bytes until there is room again.
+                # Logged by _store; the descriptors keep the bytes until a store has room.
                 ready.appendleft(taken)
                 self._again_at = time.monotonic() + self._backoff.next_s()
                 break
@@ -324,10 +346,10 @@ class Capture:
             self._hand_over()
 
     def _is_due(self) -> bool:
-        """Whether the batch should go: at once, but not while an earlier one is under way.
+        """Return whether to commit the batch: at once, unless an earlier one is in progress.
 
-        What comes meanwhile gathers, so that batches grow with the load by
-        themselves. Bytes are made durable soon even if the journal is away.
+        Scripts gather meanwhile, so batches grow with the load. Bytes are made durable soon even if
+        the journal is unavailable.
         """
         if len(self._batch.held) >= _BATCH:
             return True
@@ -340,13 +362,13 @@ class Capture:
         )
 
     def finish(self) -> bool:
-        """Write out and commit what is in hand; whether all of it is durable."""
+        """Write and commit what has been read; return whether all of it is durable."""
         until = time.monotonic() + _LAST_WORDS_S
         while self._spool.ready and not self._again_at and time.monotonic() < until:
             self.turn()
         if self._batch.held:
             self._hand_over()
-        # What a retry has put among the ready ones is there, and closed there.
+        # Entries being retried are in ``ready`` and closed there.
         held = [unread.taken for unread in self._unread.values() if unread.at]
         unread = [*held, *self._spool.ready]
         self._spool.vanished.extend(taken.job_id for taken in unread if taken.is_removed)
@@ -363,10 +385,12 @@ class Capture:
         return done and not left and not failed
 
     def _complaint(self) -> str:
+        """Summarize the present problems."""
         said = [*self._complaints.values(), self._committer.complaint]
         return "; ".join(filter(None, said)) or "it took too long"
 
     def _nap_s(self) -> float:
+        """Return how long to wait until the next turn, in seconds."""
         nap_s = min(self._spool.due_s(), self._unread_due_s(), _LONGEST_NAP_S)
         if self._spool.ready:
             return min(nap_s, max(0.01, self._again_at - time.monotonic()))
@@ -377,7 +401,8 @@ class Capture:
         return nap_s
 
     def _take_back(self) -> None:
-        with suppress(BlockingIOError):  # nothing has failed since the last look
+        """Queue failed scripts again, and close stored ones."""
+        with suppress(BlockingIOError):  # nothing has failed since the last check
             os.eventfd_read(self._committer.fd)
         failed = list(self._take_failed())
         if failed:
@@ -388,16 +413,18 @@ class Capture:
         self._close_kept()
 
     def _take_failed(self) -> Iterator[Taken]:
+        """Yield the scripts of failed batches."""
         while not self._committer.failed.empty():
             yield from self._committer.failed.get()
 
     def _close_kept(self) -> None:
+        """Close scripts whose bytes are durable."""
         while not self._committer.kept.empty():
             for held in self._committer.kept.get():
                 held.close()
 
     def _try_later(self, taken: Taken, error: OSError) -> None:
-        """Hold a script that cannot be read, or have a rescan find it, if it was held for long."""
+        """Keep an unreadable script for a retry; after a long time, leave it to a rescan."""
         now, key = time.monotonic(), (taken.job_id, taken.mtime_ns)
         unread = self._unread.get(key)
         if unread is None:
@@ -427,7 +454,7 @@ class Capture:
         self._rescan_at = self._rescan_at or now + self._rescans.next_s()
 
     def _take_unread(self) -> None:
-        """Have what could not be read be tried again, where it is time."""
+        """Queue unreadable scripts whose retry is due, and start a rescan if due."""
         now = time.monotonic()
         for unread in self._unread.values():
             if 0 < unread.at <= now:
@@ -438,11 +465,11 @@ class Capture:
             self._rescan()
 
     def _may_rescan(self) -> bool:
-        """Whether a rescan takes nothing a second time: the spool has none of what is held."""
+        """Return whether a rescan takes nothing twice: all held scripts are gone from the spool."""
         return not self._spool.ready and all(one.is_removed for one in self._unread.values())
 
     def _rescan(self) -> None:
-        """Have the spool find what could not be read, and tell of what it has no more."""
+        """Make the spool find unreadable scripts again, and report those it no longer has."""
         gone = {key for key in self._released if not self._spool.holds(*key)}
         self._spool.vanished.extend(job_id for job_id, _ in gone)
         self._released -= gone
@@ -454,14 +481,14 @@ class Capture:
             self._rescans.reset()
 
     def _unread_due_s(self) -> float:
-        """Seconds until something that could not be read is tried again."""
+        """Return seconds until the next retry or rescan."""
         dues = [unread.at for unread in self._unread.values() if unread.at]
         if self._rescan_at and self._may_rescan():
             dues.append(self._rescan_at)
         return max(0.0, min(dues, default=math.inf) - time.monotonic())
 
     def _report_missed(self, *, at_once: bool = False) -> None:
-        """Log the jobs that vanished, and tell the journal: their scripts are a gap."""
+        """Log vanished jobs and report their scripts to the journal as a gap."""
         missed, now = self._spool.vanished, time.monotonic()
         if not missed or (now < self._missed_at and not at_once):
             return
@@ -480,6 +507,7 @@ class Capture:
             self._committer.put(CaptureBatch(rows_of([event]), [], []))
 
     def _keep(self, taken: Taken, contents: Contents | None = None) -> None:
+        """Read a script and add it to the batch."""
         contents = contents or taken.read(self._redactor)
         events = contents.events
         size = 0
@@ -497,13 +525,14 @@ class Capture:
         self._batch.size += size
 
     def _write(self, taken: Taken, contents: Contents) -> Event:
+        """Write a script to a store and build its event; try the next store on failure."""
         job_id, mtime_ns = taken.job_id, taken.mtime_ns
         script, environment = contents.script, contents.environment
         kept_script: Kept | None = None
         kept_environment: Kept | None = None
         store = self._store()
         try:
-            # The environment first: a complete script then tells that both are here.
+            # The environment first, so that a complete script implies that both are stored.
             if environment is not None and self._environments:
                 name = kept_filename(self._cluster, job_id, mtime_ns, len(environment.data), "env")
                 kept_environment = store.write(name, environment.data)
@@ -533,10 +562,10 @@ class Capture:
         )
 
     def _store(self) -> Store:
-        """The first store that can be used now.
+        """Return the first usable store.
 
         Raises:
-            StoreUnavailable: None of them can.
+            StoreUnavailable: None is usable.
         """
         now = time.monotonic()
         for store in self._stores:
@@ -555,12 +584,14 @@ class Capture:
         raise StoreUnavailable("; ".join(self._complaints.values()) or "no store is there")
 
     def _shut_out(self, store: Store, error: StewardError) -> None:
+        """Exclude a store for some seconds, and log why."""
         self._shut[store.name] = time.monotonic() + self._limits.retry_store_s
         if self._complaints.get(store.name) != str(error):
             self._complaints[store.name] = str(error)
             log.error("captured bytes cannot go to %s for now: %s", store.directory, error)
 
     def _hand_over(self) -> None:
+        """Hand the batch to the commit threads and begin a new one."""
         touched = [store for store in self._stores if store.name in self._touched]
         self._batch.unsynced = [store.take_unsynced() for store in touched]
         self._touched.clear()

@@ -1,8 +1,8 @@
-"""The runs that have not ended, as a controller remembers them where there is no jobs.db.
+"""Unfinished runs of a cluster, stored by a controller that has no jobs.db (SQLite).
 
-A controller that is started again has to notice which jobs ended meanwhile, so
-it keeps the latest record of each run that is not over, and nothing else: what
-it takes up is as large as the queue.
+After a restart a controller must notice which jobs ended meanwhile, so the consumer :class:`Runs`
+keeps the latest record of each unfinished run in ``runs-CLUSTER.db``, and nothing else: its size is
+that of the queue. ``unfinished`` reads it, ``caught_up`` adds journal events not applied yet.
 """
 
 import os
@@ -30,32 +30,33 @@ CREATE TABLE run (
 )
 
 _MOST_BEHIND: Final = 200_000
-"""Events that are read at a start. A database that is made anew is further behind, for minutes."""
-# A former size of a job that runs on, and a former run of one that waits again.
+"""Maximum number of events read at a start. A new database is further behind, for minutes."""
+# RESIZING ends a former size of a job that goes on, REQUEUED a former run of a pending job.
 _GOES_ON: Final = frozenset({"RESIZING", "REQUEUED"})
+"""End states after which a job goes on."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(JobRecord).decode
 
 
 def path_of(state_dir: str, cluster: str) -> str:
-    """Where a cluster's runs are kept."""
+    """Return the path of a cluster's database of unfinished runs."""
     return os.path.join(state_dir, f"runs-{cluster}.db")
 
 
 class Runs:
-    """Keeps ``runs-CLUSTER.db``; see ``steward.core.consumers.Consumer``.
+    """Consumer that keeps ``runs-CLUSTER.db``; see ``steward.core.consumers.Consumer``.
 
-    Its sources are this host's snapshots, whose events are in order, and lines of jobcomp,
-    which tell an end sooner.
+    Its events come from this host's queue polls, which are in order, and from jobcomp lines, which
+    report an end sooner.
 
     Args:
         state_dir: The directory that holds the database.
-        cluster: Whose runs.
+        cluster: Cluster of the runs.
 
     Raises:
         SqliteError: The database cannot be used.
-        SqliteUnavailable: It cannot be used now.
+        SqliteUnavailable: It cannot be opened now.
     """
 
     kinds = frozenset({JOB_SEEN, JOB_STATE, JOB_END})
@@ -65,17 +66,17 @@ class Runs:
         self.name = f"runs.{cluster}"
         self._cluster = cluster
         self._path = path_of(state_dir, cluster)
-        # A power loss may take the last batches together with the cursor: they are read again.
+        # A power loss may undo the last batches along with the cursor: they are applied again.
         self._database = open_database(self._path, _MIGRATIONS, synchronous="NORMAL")
 
     def cursor(self) -> int:
-        """Position of the last event that was taken in; 0 at first."""
+        """Return the position of the last event applied; 0 at first."""
         with translated(self._path):
             (position,) = self._database.execute("SELECT position FROM cursor").fetchone()
         return int(position)
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 -- a Consumer's signature
-        """Remember what began, forget what ended, and move the cursor to ``upto``.
+        """Store runs that began, delete those that ended, and move the cursor to ``upto``.
 
         Raises:
             SqliteUnavailable: The database cannot be written now.
@@ -92,16 +93,16 @@ class Runs:
             database.execute("UPDATE cursor SET position = ?", (upto,))
 
     def tick(self, append: Append) -> float:  # noqa: ARG002 -- a Consumer's signature
-        """Nothing is due by the clock."""
+        """Do nothing: no work depends on time."""
         return 3600.0
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._database.close()
 
 
 def latest(events: Iterable[Event], cluster: str) -> dict[int, JobRecord | None]:
-    """What events say of a cluster's runs: the latest record by raw job id, None if it is over."""
+    """Return the latest record by raw job id that events tell, None if the run is over."""
     found: dict[int, JobRecord | None] = {}
     for event in events:
         if event.cluster != cluster:
@@ -118,16 +119,16 @@ def latest(events: Iterable[Event], cluster: str) -> dict[int, JobRecord | None]
 def caught_up(
     known: Iterable[JobRecord], reader: JournalReader, cluster: str, position: int
 ) -> list[JobRecord]:
-    """The records of the runs that are not over, with what the journal has told since.
+    """Add journal events after a position to known records of unfinished runs.
 
-    Whoever keeps them may be some events behind, and what slurmctld forgot in the same crash
-    is shown by nobody again.
+    The consumer may be some events behind, and after a crash of slurmctld nobody shows again what
+    it forgot.
 
     Args:
-        known: The records up to a position.
-        reader: The journal.
-        cluster: Whose runs.
-        position: Up to which events are taken in.
+        known: Records up to the position.
+        reader: Reader of the journal.
+        cluster: Cluster of the runs.
+        position: Position up to which events are included.
 
     Raises:
         SqliteUnavailable: The journal cannot be read now.
@@ -148,14 +149,14 @@ def caught_up(
 
 
 def unfinished(state_dir: str, cluster: str) -> tuple[list[JobRecord], int]:
-    """The latest record of each run that is not over, and up to which event it was taken in.
+    """Read the latest record of each unfinished run, and the position of the last event applied.
 
     Raises:
         SqliteUnavailable: The database cannot be read now.
     """
     path = path_of(state_dir, cluster)
     if not os.path.exists(path):
-        # The first start: nothing is known yet, so nothing can have ended meanwhile.
+        # First start: nothing is known yet, so nothing can have ended meanwhile.
         return [], 0
     database = open_reader(path)
     try:

@@ -1,1 +1,1 @@
-"""The command line: one module per command group, thin."""
+"""Command line of Steward: one thin module for each command group; ``app.py`` lists them."""

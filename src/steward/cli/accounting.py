@@ -1,4 +1,9 @@
-"""``steward accounting gaps``: what is missing or doubtful in the books."""
+"""``steward accounting``: report gaps, import records, dump or expire the job log, list plugins.
+
+The module holds the commands and their table columns. ``gaps``, ``dump``, ``expire`` and
+``plugins`` call actions of the daemon; ``import`` runs in this process and writes to the records
+itself.
+"""
 
 import os
 from datetime import UTC, datetime
@@ -116,6 +121,7 @@ def gaps(
 
 
 def _columns(answer: GapsAnswer) -> list[Column]:
+    """Define the table of gaps."""
     has_clusters = len(answer.zones) > 1
 
     def time(one: Finding) -> str:
@@ -137,6 +143,7 @@ def _columns(answer: GapsAnswer) -> list[Column]:
 
 
 def _named(one: Finding) -> str:
+    """Format a job id with its step."""
     return f"{one.job}.{one.step}" if one.step else one.job
 
 
@@ -201,12 +208,14 @@ def import_(
 
 
 def _only(clusters: tuple[str, ...]) -> str:
+    """Return the only configured cluster, or fail if there are several."""
     if len(clusters) == 1:
         return clusters[0]
     raise UsageError(f"say which with --cluster: {', '.join(clusters)}")
 
 
 def _time(given: str) -> datetime | None:
+    """Parse a time in this host's zone; "" gives None."""
     from steward.slurm.times import parse_time
 
     now = datetime.now(UTC)
@@ -320,12 +329,14 @@ def plugins(
 
 
 def _use(line: PluginLine) -> str:
+    """Return whether a plugin is used, or was rejected."""
     if line.refusal:
         return "refused"
     return "yes" if line.used else "no"
 
 
 def _last_error(line: PluginLine) -> str:
+    """Format the last failure of a plugin, or the reason of its rejection."""
     if line.refusal:
         return line.refusal
     if not line.failures:

@@ -1,4 +1,8 @@
-"""``steward action``: what can be done to a cluster, and what was done."""
+"""``steward action``: run an operation on a cluster, list operations, show the audit log.
+
+:func:`parse` reads ``NAME=VALUE`` parameters; the daemon validates them and checks permission.
+Results are printed as YAML or JSON.
+"""
 
 import re
 from collections.abc import Iterable
@@ -34,6 +38,7 @@ _FOR = {
     "operator": "operators",
     "administrator": "administrators",
 }
+"""Who may run an operation, by its required right."""
 
 Ref = Annotated[
     str, typer.Argument(metavar="ACTION", help="Its name, as 'steward action list' shows it.")
@@ -94,10 +99,10 @@ def run(
 
 
 def parse(words: Iterable[str]) -> dict[str, str]:
-    """Parameters as they are typed, ``name=value``.
+    """Parse parameters typed as ``NAME=VALUE``.
 
     Raises:
-        UsageError: A word is none, or a name comes twice.
+        UsageError: A word has another form, or a name appears twice.
     """
     found: dict[str, str] = {}
     for word in words:
@@ -141,12 +146,14 @@ def help_(asked: Asked, ref: Ref) -> None:
 
 
 def _effect(one: OperationLine) -> str:
+    """Describe whether an operation changes the cluster."""
     if not one.changes:
         return "changes nothing"
     return "is in the audit log" + ("" if one.remote else ", and not to be had from other hosts")
 
 
 def _kind(one: "ParameterDescription") -> str:
+    """Describe a parameter: type or choices, and whether it is required."""
     words = [one.type if not one.enum else " | ".join(one.enum)]
     if one.required:
         words.append("required")
@@ -156,6 +163,7 @@ def _kind(one: "ParameterDescription") -> str:
 
 
 def _as_word(value: Any) -> str:
+    """Format a parameter's value as it would be typed."""
     if isinstance(value, list):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -207,6 +215,7 @@ def audit(
 
 
 def _asked_by(row: "AuditRow") -> str:
+    """Format the user of an audit row, and who asked on their behalf."""
     user = row.user or str(row.uid)
     return user if row.speaker == user else f"{user} for {row.speaker}"
 
@@ -234,11 +243,13 @@ _AUDIT_COLUMNS = [
 
 
 def _one_line(parameters: dict[str, Any]) -> str:
+    """Format parameters as NAME=VALUE on one line, without empty ones."""
     given = {name: value for name, value in parameters.items() if value not in (None, "", [], {})}
     return " ".join(f"{name}={_as_word(value)}" for name, value in given.items())
 
 
 def _shown(answer: RunAnswer) -> dict[str, Any]:
+    """Return the parts of a reply to print, without empty ones."""
     shown: dict[str, Any] = {"id": answer.id, "status": answer.status}
     if answer.dry_run:
         shown["dry_run"] = True
@@ -251,7 +262,7 @@ def _shown(answer: RunAnswer) -> dict[str, Any]:
 
 
 def _as_yaml(value: Any) -> str:
-    """A value for people, with letters that could steer a terminal escaped."""
+    """Format a value as YAML, with characters that could control a terminal escaped."""
     import yaml
 
     text: str = yaml.safe_dump(value, sort_keys=False, default_flow_style=False, width=100)

@@ -1,4 +1,7 @@
-"""``steward agent``: the sender of a compute node, run from here or written out for nodes."""
+"""``steward agent``: run the sender of a compute node, or write it out as a single file for nodes.
+
+The sender itself is ``steward/agent``: standard library only, Python 3.9 or later.
+"""
 
 # ruff: noqa: ARG001 -- the options are handed on as they stand in the context
 
@@ -108,7 +111,7 @@ def app(
 
 
 def _write(target: Path) -> None:
-    """Write the program out, whole or not at all: nodes may be reading the one before."""
+    """Write the program atomically: nodes may be reading the previous version."""
     new = target.with_name(target.name + ".new")
     try:
         new.write_bytes(Path(agent.__file__).read_bytes())

@@ -1,4 +1,10 @@
-"""The ``steward`` command: its groups."""
+"""Command tree of ``steward``: all command groups, and the entry point that runs a command line.
+
+:class:`Root` lists the top-level commands; ``AccountingGroup``, ``ArchiveGroup`` and ``BankGroup``
+(with its account, user, allocation and rate groups) list the subcommands. Each entry names the
+module that defines the command, imported only on use. :func:`run` returns the exit code: 2 for
+wrong use, 130 for Ctrl-C, else as the error says.
+"""
 
 import os
 import sys
@@ -12,7 +18,7 @@ from steward.cli.groups import ADMINISTRATORS, CONTEXT, EVERYONE, OPERATORS, Ent
 
 
 class Root(LazyGroup):
-    """The top of the command line."""
+    """Top-level commands of ``steward``."""
 
     entries = (
         Entry(
@@ -231,13 +237,13 @@ def root(
     ] = False,
 ) -> None:
     """Keep the books of a Slurm cluster: what every job ran, kept, found and shown."""
-    del version  # its callback has done all
+    del version  # its callback has printed the version
     if debug:
         os.environ["STEWARD_DEBUG"] = "1"
 
 
 def run(args: list[str]) -> int:
-    """Run a command line, without its first word; the exit code."""
+    """Run a command line (without the program name) and return its exit code."""
     debug = bool(os.environ.get("STEWARD_DEBUG")) or "--debug" in args[:1]
 
     def command() -> int:
@@ -252,6 +258,7 @@ def run(args: list[str]) -> int:
 
 
 def _run(args: list[str]) -> int:
+    """Parse and run a command line with Typer; errors propagate to the caller."""
     command = typer.main.get_command(app)
     code = command.main(args=args, prog_name="steward", standalone_mode=False)
     sys.stdout.flush()
@@ -259,14 +266,14 @@ def _run(args: list[str]) -> int:
 
 
 def _end_usage(error: typer.TyperException, debug: bool) -> int:
-    """Say how a command was wrongly used; a group without a command shows its help."""
+    """Print a usage error, or the help of a group called without a command; return the code."""
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
         print(context.get_help(), file=sys.stderr)
         return WRONG_USE
     if isinstance(error, typer.BadParameter):
         error.message = wrong_value(error) or error.message
-    # Choices come a line each; where one of them is nothing at all it need not be said.
+    # Choices come one a line; an empty choice need not be listed.
     message = " ".join(error.format_message().rstrip(".").split())
     message = message.replace(": Value error, ", ": ").replace("one of '', ", "one of ")
     if context is not None:
@@ -278,7 +285,7 @@ _LOG = "steward.cli.accounting"
 
 
 class AccountingGroup(LazyGroup):
-    """The commands about the books of jobs."""
+    """Commands of ``steward accounting``: job log, plugins, gaps and imports."""
 
     entries: "ClassVar[tuple[Entry, ...]]" = (
         Entry("dump", OPERATORS, "Write the job log out, record by record.", _LOG, "dump"),
@@ -326,7 +333,7 @@ _CONSUME = "steward.cli.archive_sources"
 
 
 class ArchiveGroup(LazyGroup):
-    """The commands about kept scripts."""
+    """Commands of ``steward archive``: search, show, export, verify and purge scripts."""
 
     entries = (
         Entry("list", EVERYONE, "List jobs, newest first.", _FIND, "list_jobs"),
@@ -367,7 +374,7 @@ _HERE = "steward.cli.app"
 
 
 class BankGroup(LazyGroup):
-    """The commands about money."""
+    """Commands of ``steward bank``: balances, charges, holds and their administration."""
 
     entries: "ClassVar[tuple[Entry, ...]]" = (
         Entry("balance", EVERYONE, "Show what accounts have.", _VIEWS, "balance"),
@@ -436,7 +443,7 @@ class BankGroup(LazyGroup):
 
 
 class AccountGroup(LazyGroup):
-    """The commands about accounts."""
+    """Commands of ``steward bank account``."""
 
     entries: "ClassVar[tuple[Entry, ...]]" = (
         Entry("show", EVERYONE, "Show accounts.", _ACCOUNTS, "account_show"),
@@ -446,7 +453,7 @@ class AccountGroup(LazyGroup):
 
 
 class UserGroup(LazyGroup):
-    """The commands about users in accounts."""
+    """Commands of ``steward bank user``: users of bank accounts and their limits."""
 
     entries: "ClassVar[tuple[Entry, ...]]" = (
         Entry("show", EVERYONE, "Show who is in which account.", _ACCOUNTS, "user_show"),
@@ -456,7 +463,7 @@ class UserGroup(LazyGroup):
 
 
 class AllocationGroup(LazyGroup):
-    """The commands about allocations."""
+    """Commands of ``steward bank allocation``."""
 
     entries: "ClassVar[tuple[Entry, ...]]" = (
         Entry("show", EVERYONE, "Show allocations.", _ACCOUNTS, "allocation_show"),
@@ -478,7 +485,7 @@ class AllocationGroup(LazyGroup):
 
 
 class RateGroup(LazyGroup):
-    """The commands about what jobs cost."""
+    """Commands of ``steward bank rate``: prices of jobs."""
 
     entries: "ClassVar[tuple[Entry, ...]]" = (
         Entry("show", EVERYONE, "Show what jobs cost.", _RATES, "rate_show"),
@@ -494,6 +501,7 @@ class RateGroup(LazyGroup):
 
 
 def _group(kind: type[LazyGroup]) -> typer.Typer:
+    """Create a Typer application from a command group."""
     return typer.Typer(
         cls=kind, context_settings=CONTEXT, no_args_is_help=True, add_completion=False
     )

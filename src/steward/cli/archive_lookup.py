@@ -1,4 +1,8 @@
-"""``steward archive list`` and ``search``: which jobs there were, and what their scripts hold."""
+"""``steward archive`` lookup commands: list, search, show, env and diff of archived scripts.
+
+The commands fetch pages of results from the daemon (or a local archive) and print them as a table,
+JSON, or highlighted text on a terminal.
+"""
 
 from typing import Annotated, Any
 
@@ -61,7 +65,9 @@ from steward.core.printable import safe, safe_lines
 from steward.daemon.registry import action
 
 _PAGE = 1000
+"""Jobs fetched in one request."""
 _SCREEN = 200
+"""Jobs listed on a terminal without --limit."""
 
 Limit = Annotated[
     int,
@@ -111,13 +117,14 @@ def list_jobs(
 
 
 def _nothing(answer: ListAnswer) -> str:
+    """Explain an empty list of jobs."""
     days = answer.default_days
     return f"No jobs in the last {'seven' if days == 7 else days} days; -S for more."
 
 
 def _all_pages(place: Place, wanted: dict[str, Any], limit: int) -> ListAnswer:
-    """Pages put together into one answer, up to ``limit`` jobs."""
-    # A person reads the newest few; programs and pipes get all that was asked for.
+    """Fetch pages of jobs and join them into one reply, up to ``limit`` jobs."""
+    # A terminal gets the newest few; programs and pipes get everything.
     most = limit or (_SCREEN if is_terminal() and not limit else 0)
     pages: list[ListAnswer] = []
     count, page = 0, ""
@@ -199,7 +206,7 @@ def search(
 
 
 def _all_hits(place: Place, request: SearchRequest, *, all_of_them: bool) -> SearchAnswer:
-    """The hits, of as many pages as it takes to come to the limit."""
+    """Fetch pages of search hits until the limit is reached."""
     first: SearchAnswer = call(place, action("archive.search"), request)
     hits, answer = list(first.hits), first
     while answer.next and (all_of_them or len(hits) < request.limit):
@@ -224,12 +231,14 @@ _HIT_COLUMNS = [
 
 
 def _headline(hit: Hit, zones: dict[str, str]) -> str:
+    """Format the headline of a search hit: job, name, user, submit time."""
     job = hit.job
     when = show_time(job.submit, zones.get(job.cluster, ""))
     return f"{safe(job.job)}  {safe(job.name)}  {safe(user(job))}  {when}"
 
 
 def _hits_for_people(answer: SearchAnswer) -> list[Any]:
+    """Draw search hits with the matches in colour."""
     from rich.text import Text
 
     shown: list[Any] = []
@@ -250,6 +259,7 @@ def _hits_for_people(answer: SearchAnswer) -> list[Any]:
 
 
 def _print_hits(answer: SearchAnswer) -> None:
+    """Print search hits as plain text."""
     for hit in answer.hits:
         print(_headline(hit, answer.zones))
         for line in hit.lines:
@@ -257,6 +267,7 @@ def _print_hits(answer: SearchAnswer) -> None:
 
 
 def _tell_about(answer: SearchAnswer) -> None:
+    """Note the number of hits, and whether index or search is incomplete."""
     if answer.count is not None:
         output.note(f"{answer.count} in all.")
     elif not answer.hits:
@@ -270,11 +281,11 @@ def _tell_about(answer: SearchAnswer) -> None:
 
 
 _TROUBLE = 2
-"""Exit code of diff(1) where it cannot compare."""
+"""Exit code of diff(1) when a comparison fails."""
 
 
 class NoScript(StewardError):
-    """The job has no kept script."""
+    """The job has no archived script."""
 
 
 def show(
@@ -313,7 +324,7 @@ def show(
 
 
 def _print_script(data: bytes) -> None:
-    """A script alone: highlighted for a person, and just its bytes for everything else."""
+    """Print a script alone: highlighted on a terminal, unchanged bytes elsewhere."""
     if is_terminal():
         print_all(drawn_script(decode(data)))
     else:
@@ -321,6 +332,7 @@ def _print_script(data: bytes) -> None:
 
 
 def _print_job(answer: ShowAnswer) -> None:
+    """Print the facts of a job and its script."""
     rows = _facts_of(answer)
     if answer.content is None:
         kind = "an interactive job has none" if answer.job.kind == "interactive" else "none is kept"
@@ -338,6 +350,7 @@ def _print_job(answer: ShowAnswer) -> None:
 
 
 def _facts_of(answer: ShowAnswer) -> list[tuple[str, str]]:
+    """Return the facts shown above a script, as names and values."""
     rows = facts(answer.job, answer.zone)
     record, script = answer.record, answer.script
     if record is not None:
@@ -399,6 +412,7 @@ def env(
 
 
 def _show_environment(answer: EnvAnswer) -> None:
+    """Draw an environment, with redacted values in colour."""
     from rich.text import Text
 
     lines = []
@@ -453,6 +467,7 @@ def diff(
 
 
 def _show_diff(text: str) -> None:
+    """Draw a unified diff in colour."""
     from rich.text import Text
 
     colours = {"+": "green", "-": "red", "@": "cyan"}

@@ -1,7 +1,9 @@
-"""An archive that one command keeps without a configuration file: its directory holds everything.
+"""``steward archive watch``, ``consume`` and ``import``: fill an archive from spool or Kafka.
 
-``archive watch`` and ``archive consume`` write the settings that their options
-make into it, become the daemon of those, and the other commands find them there.
+``watch`` and ``consume`` need no configuration file: they write the settings that their options
+make into the archive's directory and become a daemon with them; other commands find the settings
+there (:func:`settings_path`). ``import`` takes over archives of job_archive, SArchive or slurmdbd
+into a configured archive.
 """
 
 import os
@@ -38,8 +40,9 @@ from steward.extensions.kafka import ConsumeSettings, KafkaSettings
 from steward.slurm.settings import ClusterSettings
 
 _KEY: Final = re.compile(r"'(?:[^'\s.]+\.)*([a-z_]+)'")
-"""A setting's key as messages name it, in quotes and with the tables around it."""
+"""A setting's key in an error message, in quotes, with its tables in front."""
 _HEADING: Final = "# Written by 'steward archive {}' each time it starts.\n"
+"""First line of the settings file; names the command that manages the archive."""
 
 
 class SetUpError(StewardError):
@@ -47,16 +50,16 @@ class SetUpError(StewardError):
 
 
 def settings_path(root: str) -> str:
-    """The file that holds the settings of the archive in ``root``."""
+    """Return the settings file of the archive in ``root``."""
     return os.path.join(root, ARCHIVE_STATE, ARCHIVE_SETTINGS)
 
 
 def state_dir(root: str, name: str) -> str:
-    """Where databases go: in the archive, or at home where it is on a network file system.
+    """Return the directory for databases: in the archive, or at home if that is on NFS or the like.
 
     Args:
-        root: The archive's directory; it need not be there yet.
-        name: Of a directory at home that is this archive's alone.
+        root: The archive's directory; it need not exist yet.
+        name: Name of a subdirectory at home, unique to this archive.
     """
     nearest = root
     while not os.path.isdir(nearest):
@@ -70,15 +73,15 @@ def state_dir(root: str, name: str) -> str:
 
 
 def checked(settings: Settings, command: str, options: dict[str, str]) -> Settings:
-    """Settings that options make, if nothing is wrong with them.
+    """Validate settings made from options.
 
     Args:
-        settings: What to check.
-        command: Which command of ``steward archive`` this is.
-        options: The option, by the key that it sets; "" for a key that goes unsaid.
+        settings: Settings to validate.
+        command: Subcommand of ``steward archive``, for the error message.
+        options: Option for each key that it sets; "" removes the key from messages.
 
     Raises:
-        UsageError: Something is wrong; it is said in terms of the options.
+        UsageError: A setting is invalid; the message names the option.
     """
 
     def said(quoted: re.Match[str]) -> str:
@@ -93,23 +96,23 @@ def checked(settings: Settings, command: str, options: dict[str, str]) -> Settin
 
 
 def set_up(root: str, settings: Settings, command: str) -> Settings:
-    """Make the directories, and leave the settings there for the other commands.
+    """Create the directories, and write the settings for other commands to find.
 
     Args:
         root: The archive's directory.
-        settings: The settings, but for the socket.
-        command: Which command of ``steward archive`` this is.
+        settings: Settings without the socket.
+        command: Subcommand of ``steward archive``.
 
     Returns:
-        The settings that were left.
+        The settings written.
 
     Raises:
-        SetUpError: Something cannot be written, or another command keeps this archive.
+        SetUpError: A file cannot be written, or another command manages this archive.
     """
     settings = msgspec.structs.replace(
         settings,
         socket=os.path.join(settings.state_dir, ARCHIVE_SOCKET),
-        # An archive keeps no books.
+        # An archive alone keeps no job records.
         accounting=AccountingSettings(type="jobacct/none"),
     )
     own = os.path.join(root, ARCHIVE_STATE)
@@ -123,7 +126,7 @@ def set_up(root: str, settings: Settings, command: str) -> Settings:
         if not os.path.isdir(root):
             os.makedirs(root)
         os.makedirs(own, exist_ok=True)
-        # Users reach the socket in it; what else is there is ours alone, file by file.
+        # Users reach the socket in it; every other file is private by its own mode.
         os.chmod(own, 0o711)  # noqa: S103 - it can be passed through, not listed
         os.makedirs(settings.state_dir, mode=0o700, exist_ok=True)
         fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
@@ -138,7 +141,7 @@ def set_up(root: str, settings: Settings, command: str) -> Settings:
 
 
 def _refuse_others(path: str, root: str, command: str) -> None:
-    """See that the settings there are this command's: others would be forgotten."""
+    """Reject settings that another command wrote, so as not to overwrite them."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             heading = file.readline(200)
@@ -309,10 +312,10 @@ def watch(
 
 
 def _look_into(spool: str, scheduler: str) -> None:
-    """Make sure that one pass over the spool does not find nothing just because it may not look.
+    """Check that the spool is readable, so that one pass does not silently find nothing.
 
     Raises:
-        SetUpError: The spool cannot be read now.
+        SetUpError: The spool cannot be read.
     """
     try:
         os.scandir(spool).close()
@@ -327,6 +330,7 @@ def _look_into(spool: str, scheduler: str) -> None:
 
 
 def _watch_once(settings: Settings, root: str, cluster: str) -> int:
+    """Archive the present content of the spool, print the result, return the exit code."""
     from steward.core.logs import set_up
     from steward.daemon.once import run_once
 
@@ -405,12 +409,14 @@ def import_(
 
 
 def _only(settings: Settings) -> str:
+    """Return the only configured cluster, or fail if there are several."""
     if len(settings.cluster) == 1:
         return next(iter(settings.cluster))
     raise UsageError(f"say which with --cluster: {', '.join(settings.cluster)}")
 
 
 def _times(since: str, until: str) -> tuple[datetime, datetime]:
+    """Parse the period to import in this host's zone."""
     from steward.slurm.times import parse_time
 
     now = datetime.now(UTC)
@@ -421,6 +427,7 @@ def _times(since: str, until: str) -> tuple[datetime, datetime]:
 
 
 _NAME = "kafka"
+"""Name of the Kafka source in the settings that ``consume`` writes."""
 _OPTIONS = {
     "broker": "",
     "certificate_file": "--certificate-file",
@@ -429,6 +436,7 @@ _OPTIONS = {
     "user": "--sasl-user",
     "password_file": "--password-file",
 }
+"""Command-line option of each setting, for error messages; "" for none."""
 
 
 def consume(
@@ -526,10 +534,12 @@ def consume(
 
 
 def _absolute(path: str) -> str:
+    """Make a path absolute; "" stays."""
     return os.path.abspath(path) if path else ""
 
 
 def _consume_once(settings: Settings, root: str) -> int:
+    """Archive the present content of the topic, print the result, return the exit code."""
     from steward.core.logs import set_up as set_up_log
     from steward.daemon.once import run_once
 

@@ -1,4 +1,8 @@
-"""Takes in the stream of long work for a command: its items, its answer, and progress meanwhile."""
+"""``steward archive`` maintenance: export, verify, secrets, purge, reindex, sinks and resend.
+
+:func:`collected` reads the stream of a long action, shows its progress and returns items and reply;
+the commands print them as tables or JSON. ``export_target.py`` writes exported files.
+"""
 
 import itertools
 from collections.abc import Iterator
@@ -69,13 +73,13 @@ from steward.daemon.registry import action
 def collected(
     place: Place, name: str, request: Any, kind: type[Any] | tuple[()]
 ) -> tuple[list[Any], Any]:
-    """The items of a stream that are of one kind, and its answer; progress shows meanwhile.
+    """Return the items of one type and the reply of a stream, showing progress meanwhile.
 
     Args:
-        place: Where to ask.
-        name: The action's name.
-        request: A value of its request type.
-        kind: The items that are wanted; () for none.
+        place: Where to ask: daemon or local archive.
+        name: Name of the action.
+        request: A value of the action's request type.
+        kind: Type of the items to return; () for none.
     """
     what = action(name)
     found: list[Any] = []
@@ -90,6 +94,7 @@ def collected(
 
 
 def _following(items: Iterator[Any], bar: Bar) -> Iterator[Any]:
+    """Yield the items of a stream except progress, which goes to the progress line."""
     for item in items:
         if isinstance(item, Progress):
             bar.show(item.done, item.total, item.what)
@@ -104,7 +109,7 @@ Sink = Annotated[
 
 
 class NothingMeant(StewardError):
-    """What was asked for by name is not there."""
+    """A job or user named on the command line does not exist."""
 
 
 def export(
@@ -157,7 +162,7 @@ def export(
     )
     first = next(items)
     if isinstance(first, ExportAnswer) and not first.jobs and (jobs or users):
-        # What was asked for by name is not there, which who asked may not notice otherwise.
+        # Fail if a named job or user does not exist: the caller might not notice otherwise.
         raise NothingMeant("no script of such a job is here to be exported: nothing was written")
     answer: ExportAnswer | None = None
     with Bar() as bar, place:
@@ -324,7 +329,7 @@ def purge(
     if not answer.scripts:
         output.warn("no script is meant by that, nothing is to be removed")
         raise typer.Exit(1)
-    # On stderr for pipes as well: nobody should take a dry run for the deed.
+    # On stderr even in a pipe, so that nobody mistakes a dry run for the purge.
     if not answer.done:
         output.warn(f"nothing was removed: --yes removes {what}")
     elif style.json or style.parsable:
@@ -407,6 +412,7 @@ def _age(seconds: float | None) -> str:
 
 
 def _plain_age(line: SinkLine) -> str:
+    """Format the age of a sink's oldest pending script in seconds, for programs."""
     return "" if line.oldest_s is None else f"{line.oldest_s:.0f}"
 
 

@@ -1,4 +1,7 @@
-"""``steward backup`` and ``steward restore``: all that Steward knows, in one file."""
+"""``steward backup`` and ``restore``: save all state of Steward to one file, and restore it.
+
+Both run on this host without the daemon; ``admin/backup`` does the work.
+"""
 
 import os
 import tempfile
@@ -102,7 +105,7 @@ def restore(
 
 
 def _settings(path: str, manifest: Manifest, config: str) -> Settings:
-    """The configuration that was named, or this host's, or else the backup's own."""
+    """Return the named configuration, else this host's, else the one in the backup."""
     if config or os.path.exists(DEFAULT_PATH):
         return load(config or DEFAULT_PATH)
     if not manifest.config:
@@ -115,6 +118,7 @@ def _settings(path: str, manifest: Manifest, config: str) -> Settings:
 
 
 def _told(manifest: Manifest) -> str:
+    """Describe a backup: files, size, host, time and version."""
     at = show_time(manifest.made_at)
     files = number(len(manifest.members), "file")
     return (
@@ -124,7 +128,7 @@ def _told(manifest: Manifest) -> str:
 
 
 def _outside(manifest: Manifest, settings: Settings) -> list[str]:
-    """What is not in a backup, and is to be looked after by others."""
+    """Return warnings about data that a backup omits and the site must save itself."""
     found = []
     if manifest.ledger:
         found.append(

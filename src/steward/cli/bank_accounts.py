@@ -1,4 +1,8 @@
-"""``steward bank account``, ``user`` and ``allocation show``: who has money, and who spends it."""
+"""``steward bank account``, ``user`` and ``allocation``: show, create and change them.
+
+In order: option types, the commands for accounts, users and allocations, and the tables they print.
+All commands call actions of the bank; amounts are in SU.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -78,12 +82,12 @@ def account_show(
 
 
 class AccountSaid(msgspec.Struct, frozen=True):
-    """What was typed of an account.
+    """Options of ``account create`` and ``account change``.
 
     Attributes:
-        name: Which one.
-        given: What of it was typed.
-        reason: Why, for the books.
+        name: Name of the account.
+        given: Fields that the command line sets.
+        reason: Reason recorded in the ledger.
     """
 
     name: str
@@ -102,6 +106,7 @@ def _account_said(
     note: Note = "",
     reason: Reason = "",
 ) -> AccountSaid:
+    """Read the options that describe an account; only typed ones are passed on."""
     fields = {
         "parent": parent,
         "owners": options.split([owners]),
@@ -209,6 +214,7 @@ def user_change(
 def _user(
     account: str, user: str, limit: str, reason: str, *, listed: bool | None = None
 ) -> UserRequest:
+    """Build the request that sets a user's limit and listing in an account."""
     amount = None if limit in ("", "none") else money.parse(limit)
     return UserRequest(
         account=account,
@@ -236,7 +242,7 @@ def allocation_show(
 
 
 def print_allocations(answer: AccountPage, style: Style, *, changed: bool = False) -> None:
-    """Print the allocations of an answer."""
+    """Print the allocations of a reply."""
     if style.json:
         print_json(answer)
         return
@@ -257,6 +263,7 @@ def print_allocations(answer: AccountPage, style: Style, *, changed: bool = Fals
 
 
 def _print_accounts(answer: AccountPage, style: Style, *, changed: bool = False) -> None:
+    """Print the accounts of a reply."""
     if style.json:
         print_json(answer)
         return
@@ -292,6 +299,7 @@ def _print_accounts(answer: AccountPage, style: Style, *, changed: bool = False)
 
 
 def _print_users(answer: AccountPage, style: Style, user: str = "") -> None:
+    """Print the users of a reply, all or one."""
     if style.json:
         print_json(answer)
         return

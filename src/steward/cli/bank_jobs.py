@@ -1,4 +1,8 @@
-"""``steward bank quote`` and ``explain``: what a job may cost, and what it did cost."""
+"""``steward bank quote``, ``allow`` and ``explain``: price of a job, exemption, charges of a job.
+
+``quote`` passes sbatch's options and script to the daemon, which estimates the cost; ``allow`` lets
+one job pass the gate; ``explain`` recomputes a job's charges.
+"""
 
 import os
 from typing import Annotated
@@ -24,8 +28,9 @@ from steward.core.errors import UsageError
 from steward.daemon.registry import action
 
 _LONGEST = 4 * 1024 * 1024
+"""Largest script, in bytes."""
 
-# sbatch's options come as they are: none of ours has one letter, for theirs have.
+# sbatch's options pass through: ours have no single letters, because sbatch's do.
 quote_app = typer.Typer(add_completion=False)
 
 
@@ -57,7 +62,8 @@ def quote(
     """
     given = tuple(words or ())
     if "-h" in given[:1]:
-        # Not an option of ours, so that no h is taken out of a word such as -phigh.
+        # Handled here rather than as an option, which would take the h out of a word such as
+        # -phigh.
         print(context.get_help())
         return
     request = QuoteRequest(options=given, script=_script(given), cluster=on, user=by)
@@ -79,12 +85,14 @@ def quote(
 
 
 def _print_quote(one: Quote, shown: Shown) -> None:
+    """Print a quote: total, where it holds, and its parts."""
     where = ", ".join(part for part in (one.partition, one.qos, one.account) if part)
     say(f"At most {shown.whole(one.amount)} ({where}).")
     _print_lines(one.lines, shown)
 
 
 def _print_lines(lines: tuple[PriceLine, ...], shown: Shown) -> None:
+    """Print the parts of a price."""
     widest = max((len(line.what) for line in lines), default=0)
     for line in lines:
         amount = "" if line.amount is None else shown.amount(line.amount)
@@ -92,10 +100,9 @@ def _print_lines(lines: tuple[PriceLine, ...], shown: Shown) -> None:
 
 
 def _script(words: tuple[str, ...]) -> str:
-    """The text of the script that is named among sbatch's words; "" where none is.
+    """Return the text of the script among sbatch's arguments, or "".
 
-    An option's value may look like a script's name; sbatch's own option table, which the
-    estimate has, says which word is the script.
+    An option's value may look like a script; sbatch's option table, part of the estimate, decides.
     """
     from steward.bank.estimate import script_among
 
@@ -169,6 +176,7 @@ def explain(
 
 
 def _print_charge(line: ExplainedLine, shown: Shown) -> None:
+    """Print a charge with its parts, refunds and the recomputed amount."""
     charge = line.charge
     run = f"run {charge.restarts}" if charge.restarts else "its run"
     piece = ", a former size" if charge.piece_us else ""
@@ -187,6 +195,7 @@ def _print_charge(line: ExplainedLine, shown: Shown) -> None:
 
 
 def _columns() -> list[Column]:
+    """Define the table of charges."""
     return [
         Column("JobIDRaw", lambda one: str(one.charge.job_id)),
         Column("Restarts", lambda one: str(one.charge.restarts)),

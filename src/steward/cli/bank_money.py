@@ -1,4 +1,7 @@
-"""``steward bank deposit``, ``withdraw``, ``transfer``, ``refund`` and ``adjust``: money moves."""
+"""``steward bank deposit``, ``withdraw``, ``transfer``, ``refund``, ``adjust``: move SU.
+
+Each command is one ledger transaction, recorded with its reason and an idempotency key.
+"""
 
 from typing import Annotated
 
@@ -43,7 +46,7 @@ Allocation = Annotated[
 
 
 class Moving(msgspec.Struct, frozen=True):
-    """Money that comes to an account, or goes: what was typed of it."""
+    """Options of a deposit or withdrawal: account, amount in micro-SU, reason, key, allocation."""
 
     account: str
     amount: int
@@ -59,6 +62,7 @@ def _moving(
     key: Key = "",
     allocation: Allocation = 0,
 ) -> Moving:
+    """Read the options of a deposit or withdrawal."""
     return Moving(account, money.parse(amount), reason, key_or_random(key), allocation)
 
 
@@ -174,7 +178,7 @@ def refund(
     _moved(asked.call("bank.refund", request), style)
 
 
-# An amount below zero looks like an option.
+# A negative amount looks like an option.
 adjust_app = typer.Typer(add_completion=False)
 
 
@@ -204,12 +208,12 @@ def adjust(
 
 
 def _moved(answer: MovedAnswer, style: Style, *, is_taken: bool = False) -> None:
-    """Print what was moved: a line each for people, its entries for programs.
+    """Print ledger transactions: a line each for people, their postings for programs.
 
     Args:
-        answer: What was moved.
-        style: How.
-        is_taken: Whether it was an adjustment that takes away, which is shown below zero.
+        answer: The reply.
+        style: Output style.
+        is_taken: Whether it is an adjustment that decreases the balance, shown as negative.
     """
     if style.json:
         print_json(answer)

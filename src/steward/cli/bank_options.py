@@ -1,4 +1,9 @@
-"""What the commands of the bank share: amounts as they are typed and shown, reasons, keys."""
+"""Options and helpers that the ``steward bank`` commands share.
+
+Options for accounts, amounts, reasons, idempotency keys and periods; :class:`Shown`, which formats
+the amounts and times of a reply; and small helpers to print and to note that the gate is not
+updated.
+"""
 
 import secrets
 from datetime import datetime
@@ -53,7 +58,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be 
 
 
 def since(text: str) -> typer.models.OptionInfo:
-    """The option for a beginning."""
+    """Return the option for the start of a period, with this help text."""
     found: typer.models.OptionInfo = typer.Option(
         "--starttime",
         "--since",
@@ -66,7 +71,7 @@ def since(text: str) -> typer.models.OptionInfo:
 
 
 def until(text: str = "Until; now if not given.") -> typer.models.OptionInfo:
-    """The option for an end."""
+    """Return the option for the end of a period, with this help text."""
     found: typer.models.OptionInfo = typer.Option(
         "--endtime", "--until", "-E", metavar="TIME", help=text, callback=not_empty
     )
@@ -74,15 +79,15 @@ def until(text: str = "Until; now if not given.") -> typer.models.OptionInfo:
 
 
 def unit_of(answer: BankAnswer) -> Unit:
-    """How amounts of an answer are shown."""
+    """Return the unit and the decimals that a reply's amounts are shown in."""
     return Unit(answer.unit, answer.decimals)
 
 
 class Shown:
-    """Shows the amounts and times of one answer.
+    """Formatter of the amounts and times of one reply.
 
     Args:
-        answer: The answer.
+        answer: The reply; it names the unit, the decimals and the time zone.
     """
 
     def __init__(self, answer: BankAnswer) -> None:
@@ -91,34 +96,34 @@ class Shown:
         self._zone = answer.zone
 
     def amount(self, value: int | None) -> str:
-        """An amount for a column: without the unit's name, ``-`` where it is not known."""
+        """Format an amount for a column, without the unit; ``-`` if unknown."""
         return "-" if value is None else money.show(value, self._bare).strip()
 
     def whole(self, value: int) -> str:
-        """An amount in a sentence, with its unit."""
+        """Format an amount with its unit, for a sentence."""
         return money.show(value, self.unit)
 
     def time(self, value: datetime | None) -> str:
-        """A time in the cluster's zone; "" for none."""
+        """Format a time in the cluster's zone; "" for None."""
         return show_time(value, self._zone)
 
 
 def plain(value: int | None) -> str:
-    """An amount for programs: exact; "" where it is not known."""
+    """Format an amount for programs, exact; "" if unknown."""
     return "" if value is None else money.plain(value)
 
 
 def key_or_random(key: str) -> str:
-    """The key that was given, or one that nobody else has."""
+    """Return the given idempotency key, or a random one."""
     return key or secrets.token_hex(8)
 
 
 def say(text: str) -> None:
-    """Print a line, whatever names are in it."""
+    """Print a line, with unsafe characters escaped."""
     print(output.printable(text))
 
 
 def tell_gate(knows: bool) -> None:
-    """Say to a person that a change counts for jobs only when the daemon has told the gate."""
+    """Note that a change reaches the gate only once the daemon runs, unless the gate knows it."""
     if not knows:
         output.note("The gate does not know yet: the daemon tells it when both run.")

@@ -1,4 +1,9 @@
-"""``steward bank rate``, ``enforce`` and ``would-refuse``: what jobs cost, and what of it holds."""
+"""``steward bank rate``, ``enforce`` and ``would-refuse``: prices of jobs, and the bank's mode.
+
+In order: option types and parsers of rates (weights by TRES, factors by time, QOS and end state),
+``rate show|create|change``, ``enforce`` (off, observe, gate) and the list of jobs that the gate
+would have rejected in observe mode.
+"""
 
 import re
 from collections.abc import Iterable
@@ -37,7 +42,9 @@ from steward.cli.output import Column, Style, is_terminal, print_json, print_tab
 from steward.core.errors import UsageError
 
 _FACTOR: Final = re.compile(r"([a-z,-]+)/([\d:]+)-([\d:]+)=([\d.]+)")
+"""A factor by time: days/begin-end=factor."""
 _PERMILLE: Final = 1000
+"""Factors are integers in thousandths."""
 
 
 Partition = Annotated[
@@ -103,15 +110,15 @@ From = Annotated[
 
 
 class RateSaid(msgspec.Struct, frozen=True):
-    """What was typed of a rate.
+    """Options of ``rate create`` and ``rate change``.
 
     Attributes:
-        partition: Of which partition.
-        qos: Only under this QOS.
-        cluster: Of which cluster.
-        given: Fields of the rate, as far as they were typed.
-        valid_from: From when on, as people type times.
-        reason: Why, for the books.
+        partition: The partition.
+        qos: Only under this QOS; "" for all.
+        cluster: The cluster.
+        given: Fields of the rate that the command line sets.
+        valid_from: Start of validity, in Slurm's time format.
+        reason: Reason recorded in the ledger.
     """
 
     partition: str
@@ -138,10 +145,10 @@ def rate_said(
     cluster: ClusterOption = "",
     reason: Reason = "",
 ) -> RateSaid:
-    """The options by which a rate is typed.
+    """Parse the options that describe a rate.
 
     Raises:
-        UsageError: One of them cannot be understood.
+        UsageError: An option is malformed.
     """
     fields: dict[str, Any] = {
         "weights": weights(weight) if weight else None,
@@ -159,10 +166,10 @@ def rate_said(
 
 
 def weights(values: Iterable[str] | None) -> dict[str, int]:
-    """micro-SU by TRES, from ``cpu=1,mem=0.1``.
+    """Parse TRES weights such as ``cpu=1,mem=0.1`` into micro-SU by TRES.
 
     Raises:
-        UsageError: It is none, or names no TRES.
+        UsageError: A part is malformed or names no TRES.
     """
     found: dict[str, int] = {}
     for name, value in _pairs(values, "--weight cpu=1"):
@@ -172,19 +179,19 @@ def weights(values: Iterable[str] | None) -> dict[str, int]:
 
 
 def factors_of(values: Iterable[str] | None, what: str) -> dict[str, int]:
-    """Thousandths by name, from ``lowprio=0.5``.
+    """Parse factors such as ``lowprio=0.5`` into thousandths by name.
 
     Raises:
-        UsageError: It is none.
+        UsageError: A part is malformed.
     """
     return {name: permille(value) for name, value in _pairs(values, what)}
 
 
 def permille(text: str) -> int:
-    """Thousandths, from ``0.5``.
+    """Parse a factor such as ``0.5`` into thousandths.
 
     Raises:
-        UsageError: It is below zero, or has more than three decimals.
+        UsageError: It is negative, or has more than three decimals.
     """
     whole, rest = divmod(money.parse(text) * _PERMILLE, money.MICRO)
     if whole < 0 or rest:
@@ -193,10 +200,10 @@ def permille(text: str) -> int:
 
 
 def times(values: Iterable[str] | None) -> tuple[Factor, ...]:
-    """Factors by time of the week, from ``sat-sun/0-24=0.5`` or ``mon-fri/08:00-18:30=1.5``.
+    """Parse factors by time, such as ``sat-sun/0-24=0.5`` or ``mon-fri/08:00-18:30=1.5``.
 
     Raises:
-        UsageError: It is none.
+        UsageError: A part is malformed.
     """
     found = []
     for value in values or ():
@@ -214,6 +221,7 @@ def times(values: Iterable[str] | None) -> tuple[Factor, ...]:
 
 
 def _days(text: str) -> tuple[int, ...]:
+    """Parse days such as ``mon-fri,sun`` into numbers, Monday 0."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")
@@ -226,6 +234,7 @@ def _days(text: str) -> tuple[int, ...]:
 
 
 def _minute(text: str) -> int:
+    """Parse a time of day such as ``8`` or ``18:30`` into minutes after midnight."""
     hour, _, minute = text.partition(":")
     if hour.isdecimal() and (minute or "0").isdecimal() and len(hour) <= 2 and len(minute) <= 2:
         found = int(hour) * 60 + int(minute or 0)
@@ -235,6 +244,7 @@ def _minute(text: str) -> int:
 
 
 def _pairs(values: Iterable[str] | None, what: str) -> Iterable[tuple[str, str]]:
+    """Split comma-separated NAME=VALUE options."""
     for one in split(values):
         name, equals, value = one.rpartition("=")
         if not equals or not name:
@@ -297,6 +307,7 @@ def rate_change(said: RateSaid, asked: Asked) -> None:
 
 
 def _create(asked: Asked, said: RateSaid, rate: Rate) -> None:
+    """Send a new rate, print the result and warnings."""
     request = RateCreateRequest(
         rate=rate, valid_from=said.valid_from, zone=zone_to_ask_in(), reason=said.reason
     )
@@ -309,6 +320,7 @@ def _create(asked: Asked, said: RateSaid, rate: Rate) -> None:
 
 
 def _print_rates(answer: RatesAnswer, style: Style) -> None:
+    """Print the rates of a reply."""
     if style.json:
         print_json(answer)
         return
@@ -376,6 +388,7 @@ def enforce(
 
 
 def _is_general(rule: ModeRule) -> bool:
+    """Return True if a mode applies to all clusters, partitions and accounts."""
     return not (rule.cluster or rule.partition or rule.account)
 
 

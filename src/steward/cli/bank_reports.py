@@ -1,4 +1,8 @@
-"""``steward bank balance``, ``statement`` and ``holds``: what is there, and where it went."""
+"""``steward bank balance``, ``statement``, ``holds`` and ``usage``: show balances and charges.
+
+Each command calls one action and prints its table; the functions below each command define the
+columns.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -70,6 +74,7 @@ def balance(
 
 
 def _balances(answer: BalanceAnswer) -> list[Column]:
+    """Define the table of balances; limits and payers appear only if any exist."""
     shown = Shown(answer)
 
     def ends(one: AccountBalance) -> str:
@@ -154,6 +159,7 @@ def statement(
 
 
 def _lines(shown: Shown, names: Mapping[str, str]) -> list[Column]:
+    """Define the table of a statement."""
     return [
         Column("Time", lambda one: shown.time(one.at)),
         Column("Number", lambda one: str(one.number), None, True, False),
@@ -171,7 +177,7 @@ def _lines(shown: Shown, names: Mapping[str, str]) -> list[Column]:
 
 
 def _what(one: StatementLine, names: Mapping[str, str]) -> str:
-    """A job and why it was charged, or the reason that somebody gave."""
+    """Return the job and why it was charged, or the reason of a manual transaction."""
     if not one.charge:
         return one.why
     parts = one.charge.split("/")
@@ -208,6 +214,7 @@ def holds(
 
 
 def _holds(answer: HoldsAnswer) -> list[Column]:
+    """Define the table of SU holds."""
     shown = Shown(answer)
     clusters = {one.cluster for one in answer.holds}
 
@@ -233,7 +240,9 @@ def _holds(answer: HoldsAnswer) -> list[Column]:
 
 
 _GROUPS = ("account", "user", "partition", "month", "day", "cluster")
+"""Names that ``usage --by`` accepts."""
 _BAR = 24
+"""Width of the bars of ``usage``, in characters."""
 
 
 @asking_columns
@@ -286,6 +295,7 @@ def usage(
 
 
 def _groups(names: tuple[str, ...]) -> tuple[Grouping, ...]:
+    """Validate the names to group by."""
     for name in names:
         if name not in _GROUPS:
             raise UsageError(f"there is nothing to sum up by {name!r}: {', '.join(_GROUPS)}", name)
@@ -294,6 +304,7 @@ def _groups(names: tuple[str, ...]) -> tuple[Grouping, ...]:
 
 
 def _columns(answer: UsageAnswer) -> list[Column]:
+    """Define the table of usage, with shares and bars."""
     shown = Shown(answer)
     largest = max((row.amount for row in answer.rows), default=0)
     drawing = pens()
@@ -311,10 +322,11 @@ def _columns(answer: UsageAnswer) -> list[Column]:
         Column("Charges", lambda row: str(row.charges), None, True),
         Column("Used", lambda row: shown.amount(row.amount), lambda row: plain(row.amount), True),
         Column("Share", share, None, True),
-        # Programs have the numbers.
+        # Programs get the numbers.
         Column("Bar", drawn, lambda _: ""),
     ]
 
 
 def _of(name: str) -> Any:
+    """Return a function that reads an attribute of a row; "-" if empty."""
     return lambda row: str(getattr(row, name)) or "-"

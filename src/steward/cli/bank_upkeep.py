@@ -1,4 +1,8 @@
-"""``steward bank reconcile``, ``backfill``, ``check``, ``import``: whether the books are right."""
+"""``steward bank`` maintenance: reconcile, backfill, check, import, notices and myBRC users.
+
+The commands call actions of the bank and print differences, findings and undelivered notices;
+``mybrc_user`` edits the password file of the myBRC API directly.
+"""
 
 import os
 import sys
@@ -31,6 +35,7 @@ from steward.core.errors import UsageError
 from steward.extensions.mybrc import drop_user, set_user
 
 _LONGEST = 64 * 1024 * 1024
+"""Largest file to import, in bytes."""
 
 
 @asking_columns
@@ -99,6 +104,8 @@ def backfill(
 
 
 def _differences(shown: Shown) -> list[Column]:
+    """Define the table of differences found by reconciliation."""
+
     def run(one: DifferenceLine) -> str:
         return f"{one.job_id}" + (f" run {one.restarts}" if one.restarts else "")
 
@@ -206,6 +213,7 @@ def import_(
 
 
 def _read(path: str) -> str:
+    """Read a file to import, or standard input."""
     try:
         if path == "-":
             data = sys.stdin.buffer.read(_LONGEST + 1)
@@ -265,6 +273,7 @@ def notices(
 
 
 def _numbers(text: str) -> tuple[int, ...]:
+    """Parse numbers of notices; "all" gives an empty tuple."""
     if text == _ALL:
         return ()
     parts = options.split([text])
@@ -274,6 +283,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _columns(shown: Shown) -> list[Column]:
+    """Define the table of notices."""
+
     def next_try(one: NoticeLine) -> str:
         return "set aside" if one.aside else shown.time(one.next_at)
 

@@ -1,8 +1,11 @@
-"""Rows of styled text, and what pages are drawn with: bars, lines of time, tables.
+"""Text charts for the terminal: rows of styled text, bars, timelines and tables.
 
-A row is a list of pieces, each a text and Rich's name of its style, so that the
-same page goes to a terminal in colours, and plain into a pipe or a mail. Texts
-that others chose are made safe where they become pieces.
+A row is a list of pieces, each a text and the name of a Rich style. The same page therefore prints
+in colour on a terminal and plain in a pipe or a mail. Text that users chose is escaped when it
+becomes a piece.
+
+The job page, reports and node pages of the CLI use it. :class:`Pens` selects Unicode or ASCII
+signs; :func:`drawn` converts rows for Rich, :func:`plain` to text.
 """
 
 import contextlib
@@ -20,25 +23,28 @@ if TYPE_CHECKING:
 
 
 Piece = tuple[str, str]
+"""A text and the name of its Rich style."""
 Row = list[Piece]
+"""A line of the page."""
 
 _NARROWEST, _WIDEST = 60, 110
 _USUAL: Final = 80
+"""Width of a page without a terminal, in columns."""
 
 
 class Pens(msgspec.Struct, frozen=True, kw_only=True):
-    """The signs that are drawn with.
+    """Characters and width of the charts, by what the output can show.
 
     Attributes:
         width: Columns of a page.
-        full: A part of a bar that is used.
-        empty: A part of it that is not.
-        edge: Where a line of time has a mark.
-        held: A time that a job could not have started in.
-        waited: A time that it waited.
-        ran: A time that it ran.
-        suspended: A time that it was suspended.
-        note: What stands before a remark.
+        full: Used part of a bar.
+        empty: Unused part of a bar.
+        edge: Mark between the spans of a timeline.
+        held: Time in which a job could not have started.
+        waited: Time in which the job was waiting.
+        ran: Time in which the job ran.
+        suspended: Time in which the job was suspended.
+        note: Sign before a remark.
     """
 
     width: int = _USUAL
@@ -53,10 +59,15 @@ class Pens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ASCII: Final = Pens()
+"""Characters for a pipe, a mail or a terminal without UTF-8."""
 
 
 def pens() -> Pens:
-    """What the standard output can show: ASCII alone where no person or no Unicode is there."""
+    """Return the characters that standard output can show.
+
+    Only ASCII if it is not a terminal, or its encoding is not UTF-8. The width is 60 to 110
+    columns.
+    """
     width = _USUAL
     if not sys.stdout.isatty():
         return ASCII
@@ -80,12 +91,12 @@ def pens() -> Pens:
 
 
 def text(value: str, style: str = "") -> Row:
-    """A row of one piece, of text that somebody may have chosen."""
+    """Return a row of one piece, with unsafe characters escaped."""
     return [(safe(value), style)]
 
 
 def wrapped(value: str, width: int, mark: Piece = ("  ", "")) -> list[Row]:
-    """Rows of a long text, after a mark that the others are indented by."""
+    """Wrap a long text into rows; the first begins with the mark, the others are indented by it."""
     import textwrap
 
     lines = textwrap.wrap(safe(value), width - len(mark[0]), break_on_hyphens=False)
@@ -94,15 +105,15 @@ def wrapped(value: str, width: int, mark: Piece = ("  ", "")) -> list[Row]:
 
 
 def heading(title: str) -> list[Row]:
-    """A heading, with an empty row before it."""
+    """Return a heading, with an empty row before it."""
     return [[], [(title, "bold")]]
 
 
 def bar(share: float | None, width: int, with_: Pens, style: str) -> Row:
-    """A bar that is filled to a share; what is beyond 1 fills it."""
+    """Return a bar filled to a share between 0 and 1; a larger share fills it."""
     filled = 0 if share is None else round(max(0.0, min(1.0, share)) * width)
     if share and not filled:
-        # Little is not nothing.
+        # Show at least one sign for a small share above 0.
         filled = 1
     return [
         ("[", "dim"),
@@ -113,13 +124,13 @@ def bar(share: float | None, width: int, with_: Pens, style: str) -> Row:
 
 
 class Span(msgspec.Struct, frozen=True):
-    """A part of a line of time.
+    """A span of time on a timeline.
 
     Attributes:
-        seconds: How long it lasted.
-        sign: What it is drawn with.
-        style: Its colour.
-        label: What it was: "waited 5 s".
+        seconds: Duration in seconds.
+        sign: Character that draws it.
+        style: Rich style, such as a colour.
+        label: Text of the legend: "waited 5 s".
     """
 
     seconds: float
@@ -129,9 +140,9 @@ class Span(msgspec.Struct, frozen=True):
 
 
 def line_of_time(spans: Sequence[Span], with_: Pens, indent: str = "  ") -> list[Row]:
-    """Spans one after the other, as long as they lasted, and what each is.
+    """Return a timeline: spans in proportion to their duration, and a legend.
 
-    What lasted is seen, however short beside the others it was.
+    Every span is at least one column wide, however short it was.
     """
     shown = [span for span in spans if span.seconds > 0]
     if not shown:
@@ -153,12 +164,12 @@ def line_of_time(spans: Sequence[Span], with_: Pens, indent: str = "  ") -> list
 
 
 def _distinct(spans: Sequence[Span]) -> list[Span]:
-    """The spans without those whose label was there before, or that have none."""
+    """Return the labelled spans, one for each label."""
     return list({span.label: span for span in spans if span.label}.values())
 
 
 def _shared_out(parts: Sequence[float], room: int) -> list[int]:
-    """Whole columns for each part, by size, one at least."""
+    """Distribute columns among parts in proportion, at least one each."""
     total = sum(parts)
     widths = [max(1, int(part / total * room)) for part in parts]
     widths[max(range(len(parts)), key=parts.__getitem__)] += max(0, room - sum(widths))
@@ -166,13 +177,12 @@ def _shared_out(parts: Sequence[float], room: int) -> list[int]:
 
 
 class Head(msgspec.Struct, frozen=True):
-    """A column of a table.
+    """Heading of a table column.
 
     Attributes:
-        name: Its heading.
-        right: Whether it is aligned to the right.
-        spare: Where there is no room for all columns, the one with the highest goes first;
-            0 for one that stays.
+        name: Text of the heading.
+        right: Whether to align the column to the right.
+        spare: Rank for omission: if the table is too wide, the highest goes first; 0 always stays.
     """
 
     name: str
@@ -183,13 +193,13 @@ class Head(msgspec.Struct, frozen=True):
 def table(
     heads: Sequence[Head], rows: Iterable[Sequence[Piece]], most: int, indent: str = "  "
 ) -> list[Row]:
-    """Rows below their headings, aligned; columns in which nothing stands are left out.
+    """Return an aligned table of rows below headings; empty columns are omitted.
 
     Args:
         heads: The columns.
         rows: Their cells.
-        most: How many letters a row has room for, unless columns that stay need more.
-        indent: What rows begin with.
+        most: Largest width of a row in characters, unless columns that stay need more.
+        indent: Text at the beginning of each row.
     """
     cells = [[(safe(value), style) for value, style in row] for row in rows]
     used = [index for index in range(len(heads)) if any(row[index][0] for row in cells)]
@@ -215,17 +225,17 @@ def table(
 
 
 def width_of(row: Row) -> int:
-    """How many letters a row has."""
+    """Return the number of characters in a row."""
     return sum(len(value) for value, _ in row)
 
 
 def plain(rows: Iterable[Row]) -> str:
-    """Rows without their styles, each on a line of its own."""
+    """Return rows as text without styles, one a line."""
     return "".join("".join(value for value, _ in row).rstrip() + "\n" for row in rows)
 
 
 def drawn(rows: Iterable[Row]) -> "list[RenderableType]":
-    """Rows for ``output.show``."""
+    """Convert rows to Rich texts, for ``output.print_all``."""
     from rich.text import Text
 
     return [Text.assemble(*row, no_wrap=True, overflow="fold") for row in rows]

@@ -1,4 +1,8 @@
-"""``steward config``: whether the configuration is right, and what it comes to."""
+"""``steward config``: check the configuration file, or show its settings and their origin.
+
+``check`` prints a summary (clusters, sinks, retention, sources) with warnings for what is missing
+on this host; ``show`` prints every setting as TOML or JSON.
+"""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -61,7 +65,7 @@ def check(config: File = DEFAULT_PATH) -> None:
 
 
 def _jobs(settings: Settings) -> Iterator[str]:
-    """Where facts on jobs come from, and go to."""
+    """Yield lines on the sources of job events, and on accounting plugins and mail."""
     for name, cluster in settings.cluster.items():
         if cluster.jobcomp_lines:
             yield f"jobcomp   of {name} in {cluster.jobcomp_lines}"
@@ -77,7 +81,7 @@ def _jobs(settings: Settings) -> Iterator[str]:
 
 
 def _looked_at(path: str) -> tuple[Settings, list[str]]:
-    """The settings of a file, and what may be wrong with them here."""
+    """Return the settings of a file and warnings about them; raise the first mistake."""
     loaded = load_with_lines(path)
     for problem in mistakes(loaded.settings):
         raise error_at(problem, loaded)
@@ -85,7 +89,7 @@ def _looked_at(path: str) -> tuple[Settings, list[str]]:
 
 
 def _removed(settings: Settings) -> Iterator[str]:
-    """What each sink removes by itself, with sizes as people say them."""
+    """Yield a line for each retention rule and quota of a sink."""
     for name, sink in settings.archive.sink.items():
         if sink.retention_days:
             yield f"from {name}: what is older than {number(sink.retention_days, 'day')}"
@@ -100,6 +104,7 @@ def _removed(settings: Settings) -> Iterator[str]:
 
 
 def _sink(settings: Settings, name: str) -> str:
+    """Describe where a sink writes: a directory, or servers."""
     sink = settings.archive.sink[name]
     if isinstance(sink, FilesSinkSettings):
         return f"{name} in {settings.sink_path(name)}"
@@ -114,5 +119,5 @@ def show(config: File = DEFAULT_PATH, as_json: Json = False) -> None:
     if as_json:
         print_json(as_builtins(loaded.settings))
     else:
-        # TOML is UTF-8, whatever the terminal's encoding is.
+        # TOML is UTF-8, whatever the terminal's encoding.
         output.write(render(loaded).encode())

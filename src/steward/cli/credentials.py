@@ -1,4 +1,4 @@
-"""``steward token``: what programs show to be let in as somebody."""
+"""``steward token`` and ``steward login``: create, list and revoke API tokens; log in by link."""
 
 import re
 from typing import Annotated, Any, ClassVar, Final
@@ -21,12 +21,13 @@ from steward.core.access import SCOPES
 from steward.core.errors import UsageError
 
 _DURATION = re.compile(r"(\d{1,6})\s*(m|h|d|w)", re.IGNORECASE | re.ASCII)
+"""A lifetime such as ``12h``, ``30d`` or ``8w``."""
 _UNIT_S: Final = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _ENDED: Final = "revoked"
 
 
 class TokenGroup(LazyGroup):
-    """The commands about tokens."""
+    """Commands of ``steward token``."""
 
     entries: "ClassVar[tuple[Entry, ...]]" = (
         Entry(
@@ -113,6 +114,7 @@ def create(
 
 
 def _seconds(text: str) -> float:
+    """Parse a lifetime such as ``30d`` into seconds."""
     found = _DURATION.fullmatch(text.strip())
     if found is None:
         raise UsageError(f"{text!r} is no time to be good for: 12h, 30d, 8w", text)

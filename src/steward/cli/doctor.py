@@ -1,4 +1,8 @@
-"""``steward doctor``: whether all is as it must be, and what mends what is not."""
+"""``steward doctor``: run the health checks and print findings with fixes.
+
+The daemon runs the checks (``doctor.run``), or this process as root or Steward's user. The command
+itself checks the configuration file, because only the caller knows its path.
+"""
 
 import os
 import socket
@@ -64,7 +68,7 @@ def app(
 
 
 def _answer(asked: Asked, only: tuple[str, ...]) -> DoctorAnswer:
-    """What was found; of a configuration that cannot be used that it cannot."""
+    """Return the findings; for an unusable configuration, only that finding."""
     path = asked.place.config or DEFAULT_PATH
     try:
         answer: DoctorAnswer = asked.call("doctor.run", DoctorRequest(only=only))
@@ -72,7 +76,7 @@ def _answer(asked: Asked, only: tuple[str, ...]) -> DoctorAnswer:
         return told((in_file(wrong(path, str(error), f"steward config check --config {path}")),))
     if only or not os.path.exists(path):
         return answer
-    # Which file it is, only who asks knows: the daemon's settings do not say.
+    # Only the caller knows the file's path: the daemon's settings do not name it.
     findings = (in_file(file_of_settings(path)), *answer.findings)
     return msgspec.structs.replace(
         answer, findings=findings, status=worst(tuple(one.status for one in findings))
@@ -80,12 +84,12 @@ def _answer(asked: Asked, only: tuple[str, ...]) -> DoctorAnswer:
 
 
 def in_file(finding: Finding) -> Finding:
-    """A finding of the check that is the command's own."""
+    """Mark a finding as one of the command's own check of the configuration file."""
     return msgspec.structs.replace(finding, check="file")
 
 
 def told(findings: tuple[Finding, ...]) -> DoctorAnswer:
-    """An answer where nobody could be asked for more."""
+    """Return a reply with only these findings, when nothing else could be checked."""
     return DoctorAnswer(
         findings=findings,
         status=worst(tuple(one.status for one in findings)),
@@ -97,6 +101,7 @@ def told(findings: tuple[Finding, ...]) -> DoctorAnswer:
 
 
 def _print_rest(answer: DoctorAnswer) -> None:
+    """Print the fix of each warning and failure, and the summary."""
     for finding in answer.findings:
         if finding.status not in ("warning", "wrong") or not finding.mend:
             continue
@@ -108,6 +113,7 @@ def _print_rest(answer: DoctorAnswer) -> None:
 
 
 def _summary(answer: DoctorAnswer) -> str:
+    """Count the findings by status."""
     counts = Counter(finding.status for finding in answer.findings)
     words = [
         f"{counts['wrong']} wrong",
@@ -120,6 +126,7 @@ def _summary(answer: DoctorAnswer) -> str:
 
 
 def _print_checks(asked: Asked) -> None:
+    """List the checks."""
     if asked.style.json:
         print_json([{"name": one.name, "help": one.help} for one in CHECKS])
         return

@@ -1,6 +1,7 @@
-"""How any command ends: an error is one line on stderr, and the exit code says what kind.
+"""Error messages and exit codes of commands: one line on stderr for every error.
 
-It is 2 for wrong use, 130 for Ctrl-C, else what the error says, which is mostly 1.
+Exit codes: 2 for wrong use, 130 for Ctrl-C, 1 for most other errors; a ``StewardError`` carries its
+own. :func:`ended` runs a command and handles its exceptions.
 """
 
 import errno
@@ -12,8 +13,11 @@ from typing import Any, Final
 from steward.core.errors import StewardError
 
 INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT."""
 FAILED = 1
+"""Exit code of most errors."""
 WRONG_USE = 2
+"""Exit code of usage errors."""
 
 _WRONG_VALUES: Final = {
     "int_parsing": "{value} is no whole number",
@@ -23,16 +27,17 @@ _WRONG_VALUES: Final = {
     "greater_than_equal": "{value} is too small: give {ge} or more",
     "less_than_equal": "{value} is too large: give {le} or less",
 }
-"""What is wrong with a value, by the name that Pydantic has for it, which checks for Typer."""
+"""Messages for invalid option values, by Pydantic's error type (Typer checks with it)."""
 _MOST_SHOWN: Final = 60
+"""Most characters of an invalid value in a message."""
 
 
 def ended(command: Callable[[], int], *, debug: bool) -> int:
-    """Run a command; its exit code.
+    """Run a command, print its error if it raises one, and return the exit code.
 
     Args:
-        command: What to run; what it raises is told.
-        debug: Whether to show where in the program an error came from.
+        command: The command to run; returns an exit code.
+        debug: Whether to print the traceback of an error.
     """
     try:
         return command()
@@ -41,13 +46,13 @@ def ended(command: Callable[[], int], *, debug: bool) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has seen enough; Python would complain at its end.
+        # The reader closed the pipe; without this Python would complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
             return _unexpected(error, debug)
-        # What could not be written would be tried again, and complained about, at the end.
+        # Discard unwritten output; else Python would write it again at exit, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return tell(f"cannot write the output: {error.strerror}", FAILED, debug=debug)
     except Exception as error:
@@ -55,7 +60,7 @@ def ended(command: Callable[[], int], *, debug: bool) -> int:
 
 
 def tell(message: str, code: int, *, debug: bool) -> int:
-    """Say in one line how a command ended; its exit code."""
+    """Print a one-line error message on stderr and return the exit code."""
     from steward.core.printable import safe
 
     if debug:
@@ -68,7 +73,7 @@ def tell(message: str, code: int, *, debug: bool) -> int:
 
 
 def wrong_value(error: Exception) -> str:
-    """What is wrong with a value that Typer refused; "" where its own words say it."""
+    """Return our message for a value that Typer rejected; "" if Typer's own will do."""
     found: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
     words = _WRONG_VALUES.get(found[0]["type"]) if found else None
     if words is None:
@@ -81,6 +86,7 @@ def wrong_value(error: Exception) -> str:
 
 
 def _unexpected(error: Exception, debug: bool) -> int:
+    """Print an error that no command expects, with a request to report it."""
     return tell(
         f"unexpected error, please report it: {type(error).__name__}: {error} "
         "(steward --debug … tells more)",

@@ -1,4 +1,7 @@
-"""``steward events``: what happens, as it happens: nodes that go down, daemons, rules."""
+"""``steward events``: list events and history, or follow new events as they happen.
+
+Polls the daemon once a second and waits up to 30 s while it restarts.
+"""
 
 import time
 from typing import Annotated
@@ -17,7 +20,9 @@ from steward.reports.history.requests import EventsAnswer as PastAnswer
 from steward.reports.history.requests import EventsRequest as PastRequest
 
 _EVERY_S = 1.0
+"""Interval between polls of ``tail``, in seconds."""
 _PATIENCE_S = 30.0
+"""Longest wait for a daemon that restarts, in seconds."""
 
 app = typer.Typer(context_settings=CONTEXT, add_completion=False)
 
@@ -54,6 +59,7 @@ def _about(
     ] = "",
     failed: Annotated[bool, typer.Option("--failed", help="Only nodes that failed.")] = False,
 ) -> EventsRequest:
+    """Read the options that filter events."""
     return EventsRequest(
         kinds=options.split(kinds), clusters=options.split(clusters), nodes=nodes, failed=failed
     )
@@ -100,6 +106,7 @@ def list_events(
 
 
 def _list_history(request: EventsRequest, asked: Asked) -> None:
+    """Print past events from the history."""
     fields = msgspec.structs.asdict(request)
     del fields["after"]
     answer: PastAnswer = asked.call("history.events", PastRequest(**fields))
@@ -110,6 +117,7 @@ def _list_history(request: EventsRequest, asked: Asked) -> None:
 
 
 def _list(request: EventsRequest, asked: Asked) -> None:
+    """Print the newest events of the journal."""
     answer: EventsAnswer = asked.call("events.list", request)
     if asked.style.json:
         print_json(answer)
@@ -145,10 +153,10 @@ def tail(
 
 
 def _more(asked: Asked, request: EventsRequest) -> EventsAnswer:
-    """The next events; a daemon that is being started anew is waited for.
+    """Return the next events, waiting for a daemon that restarts.
 
     Raises:
-        Unavailable: It was away for too long.
+        Unavailable: The daemon was away for more than 30 s.
     """
     until = time.monotonic() + _PATIENCE_S
     while True:
@@ -163,6 +171,7 @@ def _more(asked: Asked, request: EventsRequest) -> EventsAnswer:
 
 
 def _print(told: tuple[EventTold, ...], *, as_json: bool) -> None:
+    """Print events as they arrive, a line each."""
     for event in told:
         if as_json:
             output.write(msgspec.json.encode(event) + b"\n")
@@ -183,4 +192,4 @@ _COLUMNS = [
     Column("Source", lambda event: words(event).source),
     Column("Failed", lambda event: "yes" if words(event).failed else "", usual=False),
 ]
-"""What a table has of each event."""
+"""Columns of the table of events."""

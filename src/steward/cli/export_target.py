@@ -1,7 +1,9 @@
-"""A file that has its name only when it is whole: until then it is called ``NAME.part``.
+"""Export targets of ``steward archive export``: a directory, or a tar on disk or stdout.
 
-Whoever finds NAME may rely on it. What an export that was killed has left under
-``NAME.part`` is written anew by the next one; one that still runs has locked it.
+:func:`target_of` selects :class:`Directory` or :class:`Tar` from the name or format. Both write a
+``MANIFEST.jsonl`` of lengths and checksums. A file has its final name only when it is complete:
+until then :class:`Unfinished` calls it ``NAME.part``, locked against other exports; a later export
+replaces what a killed one left there.
 """
 
 import contextlib
@@ -27,17 +29,17 @@ from steward.core.errors import StewardError, UsageError
 from steward.core.files import open_directory, rename_new, sync_filesystem
 
 SUFFIX = ".part"
+"""Suffix of a file until it is complete."""
 
 
 class Unfinished:
-    """One such file, opened for writing.
+    """A file being written as ``NAME.part``, renamed when complete.
 
     Args:
-        path: The name that it is to have.
+        path: Final path of the file.
 
     Raises:
-        OSError: It cannot be written, there is a file of that name, or another process is
-            about to make one.
+        OSError: It cannot be written, the final name exists, or another process writes it.
     """
 
     def __init__(self, path: str) -> None:
@@ -48,7 +50,7 @@ class Unfinished:
         weakref.finalize(self, os.close, self._directory)
         if os.path.lexists(path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        # As private as what is written to it, whatever the umask.
+        # Private like its content, whatever the umask.
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         fd = os.open(self._part, flags, 0o600, dir_fd=self._directory)
         try:
@@ -61,7 +63,7 @@ class Unfinished:
     def _take(self, fd: int) -> None:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
-            # In a directory that others write to, too, it may have been put there for us.
+            # In a directory that others can write, somebody may have planted the file.
             what = "somebody else's file is in the way"
             raise FileExistsError(errno.EEXIST, what, self._path + SUFFIX)
         try:
@@ -76,11 +78,11 @@ class Unfinished:
         os.ftruncate(fd, 0)
 
     def finish(self) -> None:
-        """Make it durable and give it its name.
+        """Sync the file to disk and rename it to its final name.
 
         Raises:
-            FileExistsError: There is a file of that name by now.
-            OSError: The file system reports that something was not written.
+            FileExistsError: A file of the final name exists by now.
+            OSError: The file system reports a failed write.
         """
         self.file.flush()
         os.fsync(self.file.fileno())
@@ -88,7 +90,7 @@ class Unfinished:
         os.fsync(self._directory)
 
     def remove(self) -> None:
-        """Remove it, before it is finished or closed."""
+        """Delete the file before it is finished or closed."""
         os.unlink(self._part, dir_fd=self._directory)
 
     def _found(self) -> os.stat_result:
@@ -96,14 +98,15 @@ class Unfinished:
 
 
 MANIFEST = "MANIFEST.jsonl"
+"""Name of the manifest: a line for each file, with length and SHA-256."""
 
 
 class ExportError(StewardError):
-    """The files cannot be written."""
+    """The export cannot be written."""
 
 
 class Target(Protocol):
-    """A place to export to; used as a context, which ends with the manifest written."""
+    """Destination of an export; as a context manager it writes the manifest at its end."""
 
     def __enter__(self) -> Self: ...
 
@@ -118,38 +121,41 @@ class Target(Protocol):
         """Write one file.
 
         Raises:
-            ExportError: It cannot be written, or its path is none.
+            ExportError: It cannot be written, or its path is unsafe.
         """
 
 
 FORMATS = ("dir", "tar", "tar.gz", "tar.xz", "tar.zst")
+"""Formats of an export."""
 _SUFFIXES = {
     **{f".{name}": name for name in FORMATS[1:]},
     ".tgz": "tar.gz",
     ".txz": "tar.xz",
     ".tzst": "tar.zst",
 }
+"""Format of each suffix of a name."""
 _BARE = {".gz": "tar.gz", ".xz": "tar.xz", ".zst": "tar.zst"}
-"""What a name without ``.tar`` may end in where a format is given."""
+"""Suffixes without ``.tar`` that a name may have if a format is given."""
 _FOREIGN = (
     *(".zip", ".7z", ".rar", ".tar", ".tgz", ".txz", ".tzst", ".tbz", ".tbz2", ".tlz", ".tar.z"),
     *(".gz", ".xz", ".zst", ".bz2", ".lz", ".lz4", ".lzma", ".lzo"),
 )
-"""How names of files end that nobody means a directory by, in small letters."""
+"""Lower-case suffixes of file formats that nobody uses for a directory."""
 _MANIFEST_IN_MEMORY = 4 << 20
+"""Largest manifest kept in memory, in bytes; beyond that a temporary file."""
 
 
 def target_of(name: str, wanted: str = "") -> Target:
-    """Where an export goes.
+    """Return the target that a name and a format select.
 
     Args:
-        name: A directory, a file, or ``-`` for the standard output.
-        wanted: One of :data:`FORMATS`; "" for what the name's suffix says: a tar for ``-``,
-            else a directory.
+        name: A directory, a file, or ``-`` for standard output.
+        wanted: One of :data:`FORMATS`; "" derives it from the suffix: tar for ``-``, else a
+            directory.
 
     Raises:
-        UsageError: There is no such format, the standard output cannot be one, or the name is
-            that of a file of another format.
+        UsageError: The format is unknown, does not fit standard output, or contradicts the name's
+            suffix.
     """
     if wanted and wanted not in FORMATS:
         raise UsageError(f"format {wanted!r} is unknown: use {', '.join(FORMATS)}", wanted)
@@ -174,17 +180,17 @@ def target_of(name: str, wanted: str = "") -> Target:
 
 
 def _packed(name: str, wanted: str) -> str:
-    """The tar that a name without ``.tar`` is that of, where it is to be one."""
+    """Return the tar format of a name without ``.tar``, if a tar is requested."""
     if wanted == "dir":
         return ""
     return next((kind for end, kind in _BARE.items() if name.endswith(end)), "")
 
 
 def checked_path(path: str) -> str:
-    """A relative path that stays below where it is put.
+    """Return a relative path if it stays below its root.
 
     Raises:
-        ExportError: It would not. The daemon makes safe paths; a client does not count on it.
+        ExportError: It does not. The daemon sends safe paths; the client does not rely on it.
     """
     parts = path.split("/")
     if not path or "\0" in path or any(part in ("", ".", "..") for part in parts):
@@ -193,7 +199,7 @@ def checked_path(path: str) -> str:
 
 
 def manifest_line(file: ExportFile) -> bytes:
-    """What the manifest says of a file."""
+    """Return a file's line in the manifest."""
     return (
         msgspec.json.encode(
             {
@@ -209,11 +215,11 @@ def manifest_line(file: ExportFile) -> bytes:
 
 
 class Directory:
-    """Files in a directory, which is made; another export in it, or another file, is an error.
+    """Export to a directory, created if absent; a foreign file or another export in it is an error.
 
-    The manifest is called ``MANIFEST.jsonl.part`` until all files are there; its lines
-    tell which are whole. An export that was cut short is made again in the same
-    directory: files that are the same already are left.
+    The manifest is called ``MANIFEST.jsonl.part`` until all files are written; its lines list the
+    complete files. An interrupted export can be repeated in the same directory: identical files are
+    kept.
 
     Args:
         path: The directory.
@@ -271,10 +277,10 @@ class Directory:
 
 
 def _is_there(directory: int, name: str, data: bytes) -> bool:
-    """Whether an export that was cut short has written a file already.
+    """Return True if an interrupted export already wrote this file.
 
     Raises:
-        FileExistsError: Something else is in its place.
+        FileExistsError: A different file has this name.
     """
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -288,7 +294,7 @@ def _is_there(directory: int, name: str, data: bytes) -> bool:
 
 
 def _write_whole(directory: int, name: str, file: ExportFile) -> None:
-    """Write a file that appears whole; what an earlier try has left of it is replaced."""
+    """Write a file atomically, replacing the rest of an earlier attempt."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(name + SUFFIX, dir_fd=directory)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -301,12 +307,12 @@ def _write_whole(directory: int, name: str, file: ExportFile) -> None:
 
 
 class Tar:
-    """A tar, written as it comes: the same files give the same bytes, whoever writes them.
+    """Export to a tar, written as a stream; the same files give the same bytes.
 
-    A file is called ``NAME.part`` until it is whole, and removed where it does not become so.
+    A file is called ``NAME.part`` until it is complete, and deleted if the export fails.
 
     Args:
-        path: The file, or ``-`` for the standard output.
+        path: The file, or ``-`` for standard output.
         kind: ``tar``, ``tar.gz``, ``tar.xz`` or ``tar.zst``.
     """
 
@@ -320,7 +326,8 @@ class Tar:
 
     def __enter__(self) -> Self:
         try:
-            # A tar's member needs its size first, and a million jobs' is no matter for memory.
+            # A tar member needs its size first, and the manifest of a million jobs would fill
+            # memory.
             self._manifest = self._open.enter_context(
                 SpooledTemporaryFile(max_size=_MANIFEST_IN_MEMORY)
             )
@@ -353,7 +360,7 @@ class Tar:
                     self._manifest.seek(0)
                     self._member(MANIFEST, self._manifest, size, 0)
             else:
-                # Without the blocks that end a tar: it must not look whole in a pipe.
+                # Without the final blocks of a tar, so that it does not look complete in a pipe.
                 self._open.__exit__(kind, error, trace)
         except BrokenPipeError:
             raise
@@ -361,7 +368,7 @@ class Tar:
             raise self._failed(failed) from failed
 
     def _ended(self, kind: type[BaseException] | None, *_: object) -> None:
-        """All was written that will be: only a whole file gets its name."""
+        """Rename a complete file to its final name, or delete an incomplete one."""
         assert self._unfinished is not None, "only called for a file"
         try:
             if kind is None:
@@ -382,7 +389,7 @@ class Tar:
 
     def _member(self, name: str, data: IO[bytes], size: int, modified_s: int) -> None:
         assert self._tar is not None, "used as a context"
-        # Neither who exports nor when: TarInfo's own owner is 0, without a name.
+        # Reproducible: TarInfo's default owner is 0 without a name, whoever exports.
         info = tarfile.TarInfo(name)
         info.size = size
         info.mode = 0o600
@@ -401,12 +408,12 @@ class Tar:
 
 @contextmanager
 def _packing(kind: str, out: IO[bytes]) -> Iterator[IO[bytes]]:
-    """A stream that compresses into ``out``, which stays open."""
+    """Return a stream that compresses into ``out`` and leaves ``out`` open."""
     packed: Any
     if kind == "tar.gz":
         import gzip
 
-        # Without a name and a time, which would tell when it was written.
+        # Without name and time, so that the bytes do not depend on when it was written.
         packed = gzip.GzipFile(filename="", mode="wb", fileobj=out, mtime=0)
     elif kind == "tar.xz":
         import lzma

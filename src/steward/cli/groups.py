@@ -1,7 +1,8 @@
-"""Command groups that import a command's module only when that command is called.
+"""Command groups of the ``steward`` CLI that import a command's module only on use.
 
-Their help is a table in the group itself, by the reader that each command is
-for, so that ``steward --help`` imports nothing but Typer.
+A group lists its commands in a table of :class:`Entry`, sorted by reader (everyone, operators,
+administrators). ``steward --help`` therefore prints from the table and imports nothing but Typer.
+:func:`load` imports one command; ``cli/app.py`` holds the tables.
 """
 
 import importlib
@@ -20,17 +21,17 @@ OPERATORS = "For operators"
 ADMINISTRATORS = "For administrators"
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-"""What every Typer application of Steward is made with."""
+"""Click context settings of every Typer application of Steward: ``-h`` for help, 100 columns."""
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """A command of a group.
+    """A command in a group's table.
 
     Attributes:
-        name: As it is typed.
-        reader: For whom it is: one of the three above.
-        help: One line; the command's own first line is the same.
-        module: Where it is, under the name ``attribute``.
+        name: The word typed on the command line.
+        reader: The section of the help: one of the three constants above.
+        help: One line of help, the same as the first line of the command's own docstring.
+        module: Module to import; it defines ``attribute``.
         attribute: Name of a Typer application, or of a function that is the command.
     """
 
@@ -42,38 +43,38 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class LazyGroup(TyperGroup):
-    """A group whose commands are imported when they are called."""
+    """A command group that imports a command only when it is called."""
 
     entries: "ClassVar[Sequence[Entry]]" = ()
 
     def get_help_option(self, ctx: Any) -> Any:
-        """The option ``--help``, which is false where it is not given."""
+        """Return the option ``--help`` with the default False."""
         option = super().get_help_option(ctx)
         if option is not None:
-            # Of what is neither true nor false Typer has Pydantic say what it is: 80 ms.
+            # Without a default Typer lets Pydantic determine the option's type, which takes 80 ms.
             option.default = False
         return option
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - Typer's signature
-        """Names of the commands, in the order of the table."""
+        """Return the names of the commands, in table order."""
         return [entry.name for entry in self.entries]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - Typer's signature
-        """The command, imported now; None if there is none of that name."""
+        """Import and return the named command, or None if the group has none of that name."""
         for entry in self.entries:
             if entry.name == cmd_name:
                 return load(entry)
         return None
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command that the first word names, with a suggestion where it names none."""
-        # Typer suggests from what is registered eagerly, which here is nothing.
+        """Return the command that the first word names, or fail with a suggestion."""
+        # Typer suggests names from its eagerly registered commands, of which there are none here.
         names_only: dict[str, Any] = dict.fromkeys(self.list_commands(ctx))
         self.commands = names_only
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - Typer's signature
-        """Write the commands, one section a reader."""
+        """Write the commands to the help, one section for each reader."""
         readers = list(dict.fromkeys(entry.reader for entry in self.entries))
         for reader in readers:
             rows = [(entry.name, entry.help) for entry in self.entries if entry.reader == reader]
@@ -82,14 +83,14 @@ class LazyGroup(TyperGroup):
 
 
 def load(entry: Entry) -> Any:
-    """Import a command."""
+    """Import an entry's command and return it as a Click command."""
     found = getattr(importlib.import_module(entry.module), entry.attribute)
     if isinstance(found, typer.Typer):
         app = found
     else:
         app = typer.Typer(add_completion=False)
         app.command(entry.name)(found)
-    # Typer's own markup would import Rich for every page of help.
+    # Rich markup would make every help page import Rich.
     app.rich_markup_mode = None
     command = typer.main.get_command(app)
     command.name = entry.name

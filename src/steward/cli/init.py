@@ -1,4 +1,8 @@
-"""``steward init``: a first configuration, and what is left to do."""
+"""``steward init``: write a first configuration from slurm.conf, and print the next steps.
+
+Asks questions on a terminal; ``--yes`` takes the defaults. ``admin/init`` reads Slurm's
+configuration and writes the files.
+"""
 
 import sys
 from typing import Annotated
@@ -113,6 +117,7 @@ def init(
 
 
 def _check(wishes: Wishes) -> None:
+    """Reject relative paths."""
     for name in ("archive_dir", "state_dir", "out"):
         path = getattr(wishes, name)
         if not path.startswith("/"):
@@ -121,6 +126,7 @@ def _check(wishes: Wishes) -> None:
 
 
 def _tell(wishes: Wishes, site: Site) -> None:
+    """Print the remaining steps."""
     if site.jobcomp and site.jobcomp != "jobcomp/lua":
         typer.echo(
             f"JobCompType is {safe(site.jobcomp)}: what slurmctld would tell of jobs that end "
@@ -132,6 +138,7 @@ def _tell(wishes: Wishes, site: Site) -> None:
 
 
 def _print(number: int, step: Step) -> None:
+    """Print a step with its commands and note."""
     typer.echo(f"\n{number}. {step.title}")
     for line in step.commands:
         typer.echo(f"     {safe(line)}")
@@ -140,6 +147,7 @@ def _print(number: int, step: Step) -> None:
 
 
 def _text(asks: bool, said: str, question: str, usual: str) -> str:
+    """Return an option's value, else ask for it, else return the default."""
     if said or not asks:
         return said or usual
     answer: str = typer.prompt(question, default=usual, err=True)
@@ -147,12 +155,14 @@ def _text(asks: bool, said: str, question: str, usual: str) -> str:
 
 
 def _whether(asks: bool, said: bool | None, question: str, usual: bool) -> bool:
+    """Return an option's value, else ask yes or no, else return the default."""
     if said is not None or not asks:
         return usual if said is None else said
     return bool(typer.confirm(question, default=usual, err=True))
 
 
 def _address(asks: bool, said: str | None, question: str, usual: str) -> str:
+    """Return an option's address, else ask whether and where to listen; "" for no."""
     if said is not None or not asks:
         return said or ""
     return (

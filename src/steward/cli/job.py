@@ -1,4 +1,9 @@
-"""``steward job``: one page for a person on what a job was, what it used, and how well."""
+"""``steward job``: job page in the terminal, with state, timeline, efficiency, steps and tasks.
+
+:func:`job` is the command; it sends ``accounting.job`` and prints :func:`rows_of` the reply:
+:func:`page` for a job, :func:`array` for the summary of an array. ``charts.py`` draws bars and
+tables. ``steward mail`` appends the same page to mails.
+"""
 
 import sys
 from collections.abc import Callable
@@ -58,6 +63,7 @@ from steward.core.records import Line
 from steward.daemon.registry import action
 
 _US: Final = 1_000_000
+"""Microseconds in a second."""
 STATE_STYLES = {
     "COMPLETED": "bold green",
     "RUNNING": "bold cyan",
@@ -65,16 +71,17 @@ STATE_STYLES = {
     "SUSPENDED": "bold yellow",
     "CANCELLED": "bold magenta",
 }
+"""Rich styles of job states; all others are failures."""
 _FAILED = "bold red"
 
 
 def state_piece(state: str) -> Piece:
-    """A state in its colour."""
+    """Return a job state in its colour."""
     return (state, STATE_STYLES.get(state, _FAILED))
 
 
 def cpu_style(share: float | None, answer: PageAnswer) -> str:
-    """The colour of a CPU efficiency."""
+    """Return the colour of a CPU efficiency."""
     if share is None:
         return "dim"
     if share < answer.cpu_low / 2:
@@ -83,7 +90,7 @@ def cpu_style(share: float | None, answer: PageAnswer) -> str:
 
 
 def pieces(run: RunPart, width: int) -> list[Row]:
-    """The sizes that a resized job had."""
+    """Return the table of sizes that a resized job had."""
     heads = [Head("Size", right=False), Head("CPUs"), Head("Nodes", right=False), Head("Elapsed")]
     rows = [
         [
@@ -128,7 +135,7 @@ _TASK_HEADS = (
 
 
 def steps(run: RunPart, answer: PageAnswer, width: int) -> list[Row]:
-    """The steps of a run, and their most notable tasks."""
+    """Return the table of a run's steps, and of their most notable tasks."""
     now_us = int(answer.now.timestamp() * _US)
     rows = heading("Steps")
     rows += table(_STEP_HEADS, [_step_cells(step, now_us, answer) for step in run.steps], width)
@@ -138,6 +145,7 @@ def steps(run: RunPart, answer: PageAnswer, width: int) -> list[Row]:
 
 
 def _step_cells(step: StepPart, now_us: int, answer: PageAnswer) -> list[Piece]:
+    """Return the cells of a step."""
     line = step.line
     peak = line.peak_bytes if line.peak_bytes is not None else line.max_rss_bytes
     return [
@@ -159,6 +167,7 @@ def _step_cells(step: StepPart, now_us: int, answer: PageAnswer) -> list[Piece]:
 
 
 def _seconds(us: int | None) -> str:
+    """Format microseconds as a duration; "" for None."""
     return "" if us is None else duration(us / _US)
 
 
@@ -167,14 +176,14 @@ def _bytes(count: int | None) -> str:
 
 
 def _faults(minor: int | None, major: int | None) -> str:
-    """Page faults without and with I/O."""
+    """Format page faults: without and with I/O."""
     if minor is None and major is None:
         return ""
     return f"{minor or 0}+{major}" if major else str(minor or 0)
 
 
 def _tasks(step: StepPart, width: int) -> list[Row]:
-    """The tasks of a step, where they tell more than its own row."""
+    """Return the table of a step's tasks, if it adds to the step's row."""
     if step.all_tasks < 2 and not step.signals:
         return []
     if not step.tasks:
@@ -188,6 +197,7 @@ def _tasks(step: StepPart, width: int) -> list[Row]:
 
 
 def _task_cells(task: TaskPart) -> list[Piece]:
+    """Return the cells of a task."""
     end = signal_name(task.signal) if task.signal else str(task.exit_code)
     style = "" if end == "0" else "red"
     marks = [("core dumped" if task.core else ""), "with TaskEpilog" * task.includes_epilog]
@@ -206,10 +216,11 @@ def _task_cells(task: TaskPart) -> list[Piece]:
 
 
 _BAR = 24
+"""Width of bars, in characters."""
 
 
 def array(answer: PageAnswer, part: ArrayPart, pens: Pens) -> list[Row]:
-    """All rows of an array's sum."""
+    """Return the summary page of an array."""
     record = answer.record
     owner = record.user or ("" if record.uid is None else str(record.uid))
     tasks = sum(part.states.values())
@@ -241,6 +252,7 @@ def array(answer: PageAnswer, part: ArrayPart, pens: Pens) -> list[Row]:
 
 
 def _states(part: ArrayPart, tasks: int, pens: Pens) -> list[Row]:
+    """Return bars of the number of tasks by state."""
     rows = heading("States")
     width = max((len(state) for state in part.states), default=0)
     for state, count in part.states.items():
@@ -260,6 +272,7 @@ def _states(part: ArrayPart, tasks: int, pens: Pens) -> list[Row]:
 
 
 def _spreads(part: ArrayPart, pens: Pens) -> list[Row]:
+    """Return the table of quartiles over an array's tasks."""
     heads = (
         Head("", right=False),
         *(Head(name) for name in ("Least", "Quarter", "Middle", "3 quarters", "Most", "Tasks")),
@@ -282,10 +295,12 @@ def _spreads(part: ArrayPart, pens: Pens) -> list[Row]:
 
 
 def _percent(share: float | None) -> str:
+    """Format a share as a percentage; "" for None."""
     return "" if share is None else f"{share:.0%}"
 
 
 def _spread(name: str, one: Spread, words: Callable[[float | None], str]) -> list[Piece]:
+    """Return the cells of one row of quartiles."""
     values = (one.least, one.quarter, one.middle, one.three_quarters, one.most)
     return [(name, ""), *((words(value), "") for value in values), (str(one.count), "dim")]
 
@@ -302,6 +317,7 @@ _HEADS = (
 
 
 def _cells(member: MemberPart) -> list[Piece]:
+    """Return the cells of a notable task of an array."""
     end = signal_name(member.exit_signal) if member.exit_signal else str(member.exit_code or 0)
     return [
         (member.job, "bold"),
@@ -315,10 +331,11 @@ def _cells(member: MemberPart) -> list[Piece]:
 
 
 _MOST_OTHERS = 5
+"""Earlier jobs with the same id that the page mentions."""
 
 
 def page(answer: PageAnswer, pens: Pens) -> list[Row]:
-    """All rows of a page."""
+    """Return the page of a job."""
     rows = _head(answer)
     if answer.waiting is not None:
         rows += _waiting(answer, answer.waiting, pens)
@@ -339,6 +356,7 @@ def page(answer: PageAnswer, pens: Pens) -> list[Row]:
 
 
 def _head(answer: PageAnswer) -> list[Row]:
+    """Return the head of a page: job, cluster, state and facts."""
     record = answer.record
     title = [("Job ", "bold"), *text(answer.job, "bold"), ("  ", ""), *text(record.name, "bold")]
     where: Row = [("  on cluster ", "dim"), *text(answer.cluster)]
@@ -371,7 +389,7 @@ def _head(answer: PageAnswer) -> list[Row]:
 
 
 def _of_run(line: Line, zone: str) -> list[tuple[str, str]]:
-    """When and where a run was."""
+    """Return times and nodes of a run."""
     given = [number(line.nodes, "node"), number(line.cpus, "CPU")] if line.nodes else []
     times = [
         ("Submitted", line.submit_us),
@@ -386,10 +404,12 @@ def _of_run(line: Line, zone: str) -> list[tuple[str, str]]:
 
 
 def _joined(*words: str) -> str:
+    """Join the non-empty words with colons."""
     return ": ".join(word for word in words if word)
 
 
 def _when(us: int, zone: str) -> str:
+    """Format microseconds since 1970 as a time; "" for 0."""
     if not us:
         return ""
     try:
@@ -399,12 +419,14 @@ def _when(us: int, zone: str) -> str:
 
 
 def _facts(facts: list[tuple[str, str]]) -> list[Row]:
+    """Return rows of names and values, aligned; empty values are omitted."""
     shown = [(name, value) for name, value in facts if value]
     width = max((len(name) for name, _ in shown), default=0)
     return [[(f"  {name:<{width}}  ", "dim"), *text(value)] for name, value in shown]
 
 
 def _waiting(answer: PageAnswer, waiting: Waiting, pens: Pens) -> list[Row]:
+    """Return why a pending job waits, and its expected start."""
     rows = heading("Why it waits")
     words = waiting.words or waiting.reason or "Slurm gives no reason."
     code = f" ({waiting.reason})" if waiting.words and waiting.reason else ""
@@ -425,6 +447,7 @@ def _waiting(answer: PageAnswer, waiting: Waiting, pens: Pens) -> list[Row]:
 
 
 def _run(run: RunPart, answer: PageAnswer, pens: Pens) -> list[Row]:
+    """Return timeline, efficiency, sizes and steps of a run."""
     rows: list[Row] = []
     drawn_as = _spans(run, int(answer.now.timestamp() * _US), pens)
     if drawn := line_of_time(drawn_as, pens):
@@ -445,7 +468,7 @@ def _run(run: RunPart, answer: PageAnswer, pens: Pens) -> list[Row]:
 
 
 def _spans(run: RunPart, now_us: int, pens: Pens) -> list[Span]:
-    """A run's spans of time, with what each is drawn with."""
+    """Return the time spans of a run with sign and colour."""
     ran = state_piece(run.line.state)[1].removeprefix("bold ")
     drawn = {
         "held": (pens.held, "dim"),
@@ -457,6 +480,7 @@ def _spans(run: RunPart, now_us: int, pens: Pens) -> list[Span]:
 
 
 def _efficiency(run: RunPart, answer: PageAnswer, pens: Pens) -> list[Row]:
+    """Return bars of CPU, memory and time efficiency."""
     used = run.efficiency
     rows = heading("Efficiency")
     cpu = cpu_words(used, is_over=run.line.end_us > 0)
@@ -471,6 +495,7 @@ def _efficiency(run: RunPart, answer: PageAnswer, pens: Pens) -> list[Row]:
 
 
 def _share(name: str, share: float | None, style: str, words: str, pens: Pens) -> Row:
+    """Return a bar with its percentage and words."""
     return [
         (f"  {name:<8}", ""),
         *bar(share, _BAR, pens, style),
@@ -480,6 +505,7 @@ def _share(name: str, share: float | None, style: str, words: str, pens: Pens) -
 
 
 def _memory_style(share: float | None, answer: PageAnswer) -> str:
+    """Return the colour of a memory efficiency."""
     if share is None:
         return "dim"
     if share > answer.memory_high:
@@ -488,6 +514,7 @@ def _memory_style(share: float | None, answer: PageAnswer) -> str:
 
 
 def _time_style(run: RunPart) -> str:
+    """Return the colour of the time used: red after a TIMEOUT."""
     return "red" if run.line.state == "TIMEOUT" else "cyan"
 
 
@@ -523,7 +550,7 @@ def job(
 
 
 def rows_of(answer: PageAnswer, with_: Pens) -> list[Row]:
-    """The page, or the sum of an array, as rows."""
+    """Return the page of a job, or the summary of an array."""
     if answer.array is not None:
         return array(answer, answer.array, with_)
     return page(answer, with_)

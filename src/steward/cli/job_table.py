@@ -1,4 +1,8 @@
-"""The columns of a table of jobs, and the facts of one, in Slurm's words."""
+"""Job table columns and job facts for ``steward archive``, in Slurm's words.
+
+:func:`columns` defines the table, :func:`facts` the lines above a script; the other functions
+format single fields of a ``JobLine`` (a job in a reply of the archive).
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -6,15 +10,15 @@ from steward.archive.requests import JobLine
 from steward.cli.output import Column, show_time, size
 
 WIDEST = 40
-"""Letters of what users write at any length: one long name would make every line as long."""
+"""Most characters shown of texts that users write; a long name would widen every line."""
 
 
 def columns(zones: Mapping[str, str], *, clusters: bool) -> list[Column]:
-    """All columns of a table of jobs.
+    """Return all columns of a table of jobs.
 
     Args:
-        zones: For each cluster the zone that its times are shown in.
-        clusters: Whether people should see which cluster a job is of.
+        zones: Time zone of each cluster, for its times.
+        clusters: Whether to show people the cluster column.
     """
 
     def time(field: str) -> Callable[[JobLine], str]:
@@ -41,26 +45,26 @@ def columns(zones: Mapping[str, str], *, clusters: bool) -> list[Column]:
 
 
 def user(job: JobLine) -> str:
-    """A job's owner: the name, or the number where it never resolved."""
+    """Return a job's owner: the user name, or the uid if it never resolved."""
     if job.user:
         return job.user
     return "" if job.uid is None else str(job.uid)
 
 
 def state(job: JobLine) -> str:
-    """A job's state; for a job that Slurm has not shown, that."""
+    """Return a job's state; "(unverified)" if Slurm has not shown the job."""
     return job.state or ("" if job.verified else "(unverified)")
 
 
 def exit_code(job: JobLine) -> str:
-    """Exit code and signal, as sacct prints them; "" while there are none."""
+    """Return exit code and signal as sacct prints them; "" before the job ends."""
     if job.exit_code is None and job.exit_signal is None:
         return ""
     return f"{job.exit_code or 0}:{job.exit_signal or 0}"
 
 
 def script(job: JobLine) -> str:
-    """The size of the kept script, or why there is none."""
+    """Return the size of the archived script, or why there is none."""
     if job.script_key:
         return size(job.script_bytes) or "kept"
     if job.script_hidden:
@@ -71,7 +75,7 @@ def script(job: JobLine) -> str:
 
 
 def facts(job: JobLine, zone: str) -> list[tuple[str, str]]:
-    """What is said of a job above its script."""
+    """Return the facts shown above a job's script, as names and values."""
     times = [(name, show_time(getattr(job, name.lower()), zone)) for name in _TIMES]
     return [
         ("Job", f"{job.job} on {job.cluster}"),
@@ -89,6 +93,7 @@ _TIMES = ("Submit", "Start", "End")
 
 
 def _failure(job: JobLine) -> str:
+    """Format a non-zero exit code; "" for success."""
     code = exit_code(job)
     return f"(exit code {code})" if code not in ("", "0:0") else ""
 

@@ -1,4 +1,8 @@
-"""``steward journal``: what is recorded, who has seen it, and what was set aside."""
+"""``steward journal``: state of the journal and its consumers, events, and dead letters.
+
+``status`` and ``list`` show; ``dead`` lists dead letters, ``replay`` retries them, ``forget`` drops
+a consumer that no longer exists.
+"""
 
 from datetime import UTC, datetime
 from typing import Annotated
@@ -63,6 +67,7 @@ def status(
 
 
 def _detail(one: ConsumerStatus) -> str:
+    """Describe a consumer: events missed while detached, with the command to refill."""
     if one.missed:
         command = refill_command(one.name, one.missed_from)
         return f"missed {number(one.missed, 'event')} while detached: {command}; {one.detail}"
@@ -84,6 +89,7 @@ _CONSUMER_COLUMNS = [
 
 
 def _moment(at_s: int) -> str:
+    """Format seconds since 1970 as a time; "" for 0."""
     return show_time(datetime.fromtimestamp(at_s, UTC)) if at_s else ""
 
 

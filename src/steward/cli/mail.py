@@ -1,10 +1,9 @@
-"""``steward mail``: Slurm's MailProg, which puts the page of a job into the mail of its end.
+"""``steward mail``: Slurm's MailProg, which appends the job page to the mail of a job's end.
 
-slurmctld starts it for every mail, as SlurmUser, and goes on at once: what has
-to be waited for (the facts from the nodes come within a minute) is waited for by
-a process of its own, of which there are only so many. Whatever fails on the way,
-the mail that Slurm would have sent is sent. Subjects, names and addresses are
-what users wrote: newlines, options and commands in them come to nothing.
+slurmctld starts it for every mail, as SlurmUser, and does not wait. The reports of nodes arrive
+within a minute; a background process, of which at most 16 run at once, waits for them. On any
+failure it sends the mail that Slurm would have sent. Subjects, names and addresses come from users:
+newlines, options and commands in them have no effect.
 """
 
 import os
@@ -32,12 +31,14 @@ from steward.core.printable import safe
 from steward.daemon.registry import action
 
 _WITH_PAGE: Final = frozenset({"Ended", "Failed"})
-"""SLURM_JOB_MAIL_TYPE of the mails that tell of a job's end (slurm 22.05 to 26.05)."""
+"""SLURM_JOB_MAIL_TYPE of mails about a job's end (Slurm 22.05 to 26.05)."""
 _MOST_WAITING: Final = 16
-"""Processes that wait at a time, for all mails of a host: each takes some 40 MB."""
+"""Largest number of waiting processes on a host; each takes some 40 MB."""
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 15.0
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.+=~-]{0,127}(?:@[A-Za-z0-9.-]{1,255})?")
+"""A mail address or local user, without characters that a mailer could interpret."""
 _MOST_ADDRESSES: Final = 10
+"""Most addresses of one mail."""
 
 
 def mail(
@@ -63,7 +64,7 @@ def mail(
     place = Place(config=config, socket=socket, archive=archive)
     found = _settings(place)
     settings = MailSettings() if found is None else found
-    # Who says where Steward is may have it restarted; where nobody does, there is none.
+    # A Steward is expected here if anything says where it is; only then wait for a restart.
     is_here = found is not None or bool(socket or archive) or os.path.exists(CLIENT_PATH)
     letter = Letter(
         to=addresses(address),
@@ -86,10 +87,10 @@ def mail(
 
 
 def addresses(text: str) -> tuple[str, ...]:
-    """The addresses of a comma-separated list.
+    """Parse a comma-separated list of mail addresses.
 
     Raises:
-        UsageError: One of them is no address; a user may write anything there.
+        UsageError: A part is no valid address; users may write anything there.
     """
     found = tuple(part.strip() for part in text.split(",") if part.strip())
     for one in found:
@@ -101,7 +102,7 @@ def addresses(text: str) -> tuple[str, ...]:
 
 
 def _settings(place: Place) -> MailSettings | None:
-    """[mail], where this user may read the configuration; None where there is none."""
+    """Return [mail] if this user may read the configuration, else None."""
     try:
         settings = settings_readable(place)
     except StewardError as error:
@@ -111,18 +112,19 @@ def _settings(place: Place) -> MailSettings | None:
 
 
 def _send(letter: Letter, place: Place, wait_s: float, is_here: bool) -> None:
+    """Send a mail with the job page if available."""
     page = _page(letter.subject, place, wait_s, is_here)
     try:
         send_letter(letter, page)
     except NotTaken:
         if not page:
             raise
-        # A mailer that would not have the longer text may have the short one.
+        # The mailer may accept the mail without the longer text.
         send_letter(letter, "")
 
 
 def _page(subject: str, place: Place, wait_s: float, is_here: bool) -> str:
-    """The page of the job that the mail is about; "" where there is none to be had."""
+    """Return the page of the mail's job, or "" if unavailable."""
     request = _request(subject)
     if request is None:
         return ""
@@ -130,18 +132,18 @@ def _page(subject: str, place: Place, wait_s: float, is_here: bool) -> str:
         answer = _answer(lambda: call(place, action("accounting.job"), request), wait_s, is_here)
         return plain(rows_of(answer, ASCII))
     except Exception as error:
-        # The mail goes out without it, whatever it was.
+        # Send the mail without the page, whatever the error.
         _log(f"no page of job {request.job}: {error}")
         return ""
 
 
 def _request(subject: str) -> PageRequest | None:
-    """What subject and environment say that the mail is about; None for a mail without a page."""
+    """Return the request for the job that subject and environment name; None if no page fits."""
     given = os.environ
     if given.get("SLURM_JOB_MAIL_TYPE") not in _WITH_PAGE:
         return None
     array = given.get("SLURM_ARRAY_JOB_ID", "")
-    # A mail about one task comes only to who asked for ARRAY_TASKS, and says nothing of a sum.
+    # Only users of ARRAY_TASKS get a mail for one task, and it contains no array summary.
     if array.isdecimal() and "Array Summary" in subject:
         return PageRequest(job=array, array=True)
     job = given.get("SLURM_JOB_ID", "")
@@ -149,9 +151,9 @@ def _request(subject: str) -> PageRequest | None:
 
 
 def _answer(ask: Callable[[], PageAnswer], wait_s: float, is_here: bool) -> PageAnswer:
-    """The page as soon as it is whole, or as it is when that has been waited for long enough.
+    """Return the job page once it is complete, or as it is when the wait ends.
 
-    Where no Steward is said to be here, none is waited for that does not answer.
+    If no Steward is known on this host, do not wait for one that does not answer.
     """
     with _slot() as may_wait:
         deadline = time.monotonic() + (wait_s if may_wait else 0.0)
@@ -163,9 +165,9 @@ def _answer(ask: Callable[[], PageAnswer], wait_s: float, is_here: bool) -> Page
                 if left_s <= 0 or is_whole(answer):
                     return answer
             except (UsageError, Refused):
-                raise  # that will not change
+                raise  # a retry would not help
             except StewardError as error:
-                # A daemon that is being restarted, or a job that it has not heard of yet.
+                # The daemon restarts, or has not heard of the job yet.
                 if left_s <= 0 or (isinstance(error, DaemonAway) and not is_here):
                     raise
             time.sleep(min(pause_s, max(0.0, left_s)))
@@ -173,7 +175,7 @@ def _answer(ask: Callable[[], PageAnswer], wait_s: float, is_here: bool) -> Page
 
 
 def is_whole(answer: PageAnswer) -> bool:
-    """Whether nothing more is to be expected: the run is over, and its nodes have reported."""
+    """Return True if the page is final: the run is over and its nodes have reported."""
     if answer.array is not None:
         return not any(state in answer.array.states for state in ("RUNNING", "COMPLETING"))
     if not answer.runs or not answer.runs[-1].line.end_us:
@@ -185,11 +187,11 @@ def is_whole(answer: PageAnswer) -> bool:
 
 @contextmanager
 def _slot() -> Iterator[bool]:
-    """Whether this process may wait: so many of this user's at a time, whatever becomes of them."""
+    """Yield whether this process may wait: the number of waiting processes of a user is limited."""
     with sockets.socket(sockets.AF_UNIX, sockets.SOCK_DGRAM) as held:
         for number in range(_MOST_WAITING):
             try:
-                # A name that is no file: it is gone with the process that holds it.
+                # An abstract socket name, freed when its process ends, however it ends.
                 held.bind(f"\0steward-mail-{os.geteuid()}-{number}")
             except OSError:
                 continue
@@ -199,8 +201,8 @@ def _slot() -> Iterator[bool]:
 
 
 def _become_independent() -> bool:
-    """Let the caller go on, if a process can be had; True in the process that does the work."""
-    with suppress(OSError):  # a limit on processes: the mail goes out while the caller waits
+    """Continue in a background process: return True there, False in the caller."""
+    with suppress(OSError):  # process limit reached: send while the caller waits
         if os.fork():
             return False
         os.setsid()
@@ -214,4 +216,5 @@ def _become_independent() -> bool:
 
 
 def _log(message: str) -> None:
+    """Log a warning to syslog."""
     syslog.syslog(syslog.LOG_MAIL | syslog.LOG_WARNING, f"steward mail: {safe(message)}")

@@ -1,4 +1,4 @@
-"""``steward node``: how nodes are, or were at a time, what ran there and what happened to them."""
+"""``steward node``: node states now or at a past time, with jobs and events of the nodes."""
 
 from typing import Annotated
 
@@ -117,6 +117,7 @@ def node(
 
 
 def _need_seen(wanted: str, answer: NodesAnswer) -> None:
+    """Fail if the sensor has not seen a node that was named."""
     seen = {one.node for one in answer.nodes}
     missing = [name for name in expand(wanted) if name not in seen]
     if missing:
@@ -124,10 +125,11 @@ def _need_seen(wanted: str, answer: NodesAnswer) -> None:
 
 
 def _nodes(answer: NodesAnswer) -> list[Column]:
+    """Define the table of nodes."""
     clusters = {one.cluster for one in answer.nodes}
 
     def since(one: NodeThen) -> str:
-        # When it became so nobody saw; then it is when it was first seen.
+        # If the sensor did not see the change, this is when it first saw the state.
         return f"{'' if one.since_is_known else '<'}{show_time(one.since)}"
 
     return [
@@ -146,6 +148,7 @@ def _nodes(answer: NodesAnswer) -> list[Column]:
 
 
 def _print_jobs(asked: Asked, request: NodeJobsRequest) -> None:
+    """Print the jobs that run, or ran, on a node."""
     answer: NodeJobsAnswer = asked.call("history.node_jobs", request)
     if asked.style.json:
         print_json(answer)
@@ -173,6 +176,7 @@ def _label(one: JobThen) -> str:
 
 
 def _print_events(asked: Asked, request: EventsRequest) -> None:
+    """Print the last events of nodes, newest last."""
     answer: EventsAnswer = asked.call("history.events", request)
     if asked.style.json:
         print_json(answer)

@@ -1,7 +1,12 @@
-"""The options that commands share: written once, meaning the same everywhere.
+"""Command-line options that several commands share, defined once as Typer annotations.
 
-Letters and words are those of Slurm's own commands: ``-u``, ``-A``, ``-j``,
-``-S``, ``-E`` as in sacct(1), ``-n`` and ``-P`` for what is printed.
+Letters and words are those of Slurm's commands: ``-u``, ``-A``, ``-j``, ``-S``, ``-E`` as in
+sacct(1), ``-n`` and ``-P`` for output.
+
+In order: callbacks that check options, the option types, :func:`style` and :func:`selection`
+(options to output format and request fields), and the decorators ``asking``, ``asking_columns`` and
+``asking_json``. A decorated command receives an :class:`Asked`: the output style, and
+:meth:`Asked.call` to send a request to the daemon.
 """
 
 import inspect
@@ -19,15 +24,16 @@ from steward.core.errors import UsageError
 from steward.daemon.registry import action
 
 DAEMON_SOCKET: Final = Settings().socket
+"""Default path of the daemon's socket."""
 
 LAST: Final = 2**63 - 1
-"""The last number that anything has: databases hold no larger one."""
+"""Largest number an option accepts: the maximum of a database's 64-bit integer."""
 
 
 def not_empty(context: typer.Context, param: typer.CallbackParam, value: Any) -> Any:
-    """Refuse a filter that was given but is empty, as from a variable that was never set.
+    """Reject a filter that was given but is empty, as from an unset shell variable.
 
-    Taken for no filter, ``purge -u ada -j "$JOBS" --yes`` would remove all that ada has.
+    Treated as no filter, ``purge -u ada -j "$JOBS" --yes`` would remove all scripts of ada.
     """
     is_given = _source(context, param.name) == "COMMANDLINE"
     if is_given and not split([value] if isinstance(value, str) else value):
@@ -36,9 +42,9 @@ def not_empty(context: typer.Context, param: typer.CallbackParam, value: Any) ->
 
 
 def place_named(context: typer.Context, param: typer.CallbackParam, value: str) -> str:
-    """Let a place on the command line win over those that environment variables name.
+    """Return "" for an environment variable's place if the command line names a place.
 
-    What the command line holds is always looked at before what it does not hold.
+    Click processes the parameters given on the command line before all others.
     """
     is_exported = _source(context, param.name) == "ENVIRONMENT"
     is_named = any(_source(context, name) == "COMMANDLINE" for name in Place.__struct_fields__)
@@ -46,7 +52,7 @@ def place_named(context: typer.Context, param: typer.CallbackParam, value: str) 
 
 
 def _source(context: typer.Context, name: str | None) -> str:
-    """Where a parameter's value is from, as the parser calls it; "" before it was looked at."""
+    """Return where a parameter's value comes from, by Click's name; "" if not parsed yet."""
     source = context.get_parameter_source(name or "")
     return source.name if source is not None else ""
 
@@ -75,7 +81,7 @@ DaemonSocket = Annotated[
     str,
     typer.Option("--socket", envvar="STEWARD_SOCKET", metavar="FILE", help="The daemon's socket."),
 ]
-"""Of commands that a daemon has to answer; :data:`Socket` is one of several places."""
+"""For commands that only a daemon can answer; :data:`Socket` is one of several places."""
 LogLevelOption = Annotated[
     LogLevel,
     typer.Option(
@@ -184,10 +190,10 @@ JobId = Annotated[str, typer.Argument(metavar="JOB", help="A job's id: 123, 123_
 def style(
     as_json: bool = False, parsable: bool = False, noheader: bool = False, columns: str = ""
 ) -> Style:
-    """How to print, from the options.
+    """Return the output style that the options select.
 
     Raises:
-        UsageError: Two of them contradict each other.
+        UsageError: Two options contradict each other.
     """
     if as_json and (parsable or columns):
         raise UsageError("--json prints everything: leave out --parsable2 and --format")
@@ -200,7 +206,7 @@ def style(
 
 
 def split(values: Iterable[str] | None) -> tuple[str, ...]:
-    """The parts of comma-separated values, as Slurm's commands take lists."""
+    """Split comma-separated values, as Slurm's commands accept lists."""
     return tuple(part for value in values or () for part in value.split(",") if part)
 
 
@@ -215,7 +221,7 @@ def selection(
     since: str = "",
     until: str = "",
 ) -> dict[str, Any]:
-    """The fields of a request that select jobs."""
+    """Return the request fields that select jobs, from the options."""
     return {
         "clusters": split(clusters),
         "users": split(users),
@@ -236,25 +242,25 @@ Command = Callable[P, None]
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What the command line said of printing and asking.
+    """Output style of a command, and the place that answers its requests.
 
     Attributes:
-        style: How to print.
-        place: Whom to ask.
+        style: Output format.
+        place: The daemon's socket or the configuration file to use.
     """
 
     style: Style
     place: Place
 
     def call(self, name: str, request: Any) -> Any:
-        """The answer of an action.
+        """Send a request to an action and return its reply.
 
         Args:
-            name: The action's: ``bank.balance``.
-            request: What it is asked.
+            name: Name of the action, such as ``bank.balance``.
+            request: A value of the action's request type.
 
         Raises:
-            StewardError: It was refused, or nobody answers.
+            StewardError: The action rejected the request, or the daemon does not answer.
         """
         return call(self.place, action(name), request)
 
@@ -267,6 +273,7 @@ def _with_columns(
     config: Config = "",
     socket: Socket = "",
 ) -> Asked:
+    """Options of commands that print a table with chosen columns."""
     return Asked(style(as_json, parsable, noheader, columns), Place(config=config, socket=socket))
 
 
@@ -277,24 +284,29 @@ def _plain(
     config: Config = "",
     socket: Socket = "",
 ) -> Asked:
+    """Options of commands that print a table."""
     return _with_columns("", as_json, parsable, noheader, config, socket)
 
 
 def _without_table(as_json: Json = False, config: Config = "", socket: Socket = "") -> Asked:
+    """Options of commands that print no table."""
     return _with_columns("", as_json, config=config, socket=socket)
 
 
 def _has_default(one: inspect.Parameter) -> bool:
+    """Return True if a parameter has a default value."""
     return one.default is not inspect.Parameter.empty
 
 
 def with_options(
     common: Callable[..., T],
 ) -> Callable[[Callable[Concatenate[T, P], None]], Command[P]]:
-    """Give a command the options of a function, and what that makes of them as first argument.
+    """Return a decorator that adds a function's options to a command.
+
+    The function's result becomes the command's first argument.
 
     Args:
-        common: Its parameters are options and arguments as Typer knows them.
+        common: Its parameters are options and arguments in Typer's notation.
     """
 
     def given(command: Callable[Concatenate[T, P], None]) -> Command[P]:
@@ -310,7 +322,7 @@ def with_options(
 
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         run.__module__ = command.__module__
-        # Typer reads a command's options off its signature and its annotations.
+        # Typer reads a command's options from its signature and its annotations.
         every = sorted([*own, *shared.values()], key=_has_default)
         run.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined] # inspect's own
         run.__annotations__ = {one.name: hints[one.name] for one in every}
@@ -320,10 +332,10 @@ def with_options(
 
 
 asking = with_options(_plain)
-"""Gives a command the options of printing and asking, as its first argument."""
+"""Add the options of output and place to a command, as an :class:`Asked` in first position."""
 
 asking_columns = with_options(_with_columns)
-"""The same, of a command whose table's columns may be chosen."""
+"""The same, with ``--format`` to choose the table's columns."""
 
 asking_json = with_options(_without_table)
-"""The same, of a command that prints no table: of printing there is ``--json`` alone."""
+"""The same for commands without a table: ``--json`` is the only output option."""

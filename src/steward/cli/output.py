@@ -1,9 +1,12 @@
-"""The one way to print: tables, facts and scripts, for people, pipes and programs.
+"""Print command output: tables, CSV, facts, JSON, scripts and a progress bar.
 
-On a terminal Rich draws, and what is longer than the screen goes through a
-pager. In a pipe the same comes as plain aligned text. Programs ask for
-``--parsable2`` or ``--json``. Text that jobs' owners chose is made safe in all
-of them but JSON, which carries it whole and is UTF-8 wherever it goes.
+All CLI commands print through this module. On a terminal Rich draws colours, and output longer than
+the screen goes through a pager; a pipe gets plain aligned text. Programs ask for ``--parsable2`` or
+``--json``. Text that job owners chose is escaped everywhere except in JSON, which carries it
+unchanged in UTF-8.
+
+In order: formatting of counts, sizes and times (with ``TZ`` and ``SLURM_TIME_FORMAT``),
+:class:`Style` and :class:`Column`, the ``print_*`` functions, Rich drawing, and :class:`Bar`.
 """
 
 import os
@@ -33,17 +36,17 @@ __all__ = ["decode", "number", "safe", "safe_lines", "size"]
 
 
 def decode(data: bytes) -> str:
-    r"""Bytes as text; what is not UTF-8 becomes escapes such as ``\xff``."""
+    r"""Decode UTF-8 bytes; invalid bytes become escapes such as ``\xff``."""
     return data.decode("utf-8", "backslashreplace")
 
 
 def number(count: int, what: str) -> str:
-    """So many of something: ``1 script``, ``2 scripts``."""
+    """Format a count with its noun: ``1 script``, ``2 scripts``."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def size(count: int | None) -> str:
-    """A size for people: ``812``, ``1.2K``, ``3.4M``; "" for None."""
+    """Format a size in bytes for people: ``812``, ``1.2K``, ``3.4M``; "" for None."""
     if count is None:
         return ""
     amount = float(count)
@@ -55,40 +58,42 @@ def size(count: int | None) -> str:
 
 
 _STANDARD = "%Y-%m-%dT%H:%M:%S"
+"""Slurm's standard time format."""
 
 
 @lru_cache(maxsize=32)
 def _zone(name: str) -> tzinfo | None:
+    """Return the time zone of an IANA name, or None if unknown."""
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        # A zone that this host does not know: its own is the next best.
+        # This host does not know the zone: fall back to the host's own.
         return None
 
 
 def local(moment: datetime, zone: str = "") -> datetime:
-    """A moment in the zone that it is to be shown in.
+    """Convert a time to the time zone it is displayed in.
 
     Args:
-        moment: Aware.
-        zone: IANA name of the cluster's zone, "" for the system's; TZ comes before it.
+        moment: An aware datetime.
+        zone: IANA name of the cluster's zone, "" for the system's; ``TZ`` takes precedence.
     """
     try:
         if zone and "TZ" not in os.environ:
             return moment.astimezone(_zone(zone))
         return moment.astimezone()
     except (OverflowError, OSError, ValueError):
-        # At the ends of the calendar there is no such moment in every zone.
+        # At the ends of the calendar the time does not exist in every zone.
         return moment
 
 
 def show_time(moment: datetime | None, zone: str = "", now: datetime | None = None) -> str:
-    """A time as text; "" for None.
+    """Format a time as Slurm's commands do; "" for None.
 
     Args:
-        moment: Aware.
+        moment: An aware datetime.
         zone: As for :func:`local`.
-        now: The present moment, for ``SLURM_TIME_FORMAT=relative``.
+        now: The present time, for ``SLURM_TIME_FORMAT=relative``.
     """
     if moment is None:
         return ""
@@ -102,7 +107,7 @@ def show_time(moment: datetime | None, zone: str = "", now: datetime | None = No
 
 
 def zone_to_ask_in() -> str:
-    """The IANA zone that typed times are meant in, by TZ; "" for the cluster's."""
+    """Return the IANA zone of typed times from ``TZ``; "" means the cluster's zone."""
     name = os.environ.get("TZ", "").removeprefix(":")
     return name if name and _zone(name) is not None else ""
 
@@ -117,18 +122,21 @@ _STATE_COLOURS = {
     "OUT_OF_MEMORY": "red",
     "CANCELLED": "magenta",
 }
+"""Rich colour of each job state in tables."""
 _NEVER_WRAPPED = {"JobID", "Submit", "State"}
+"""Columns that a narrow terminal must not wrap."""
 _PIPE_ESCAPE = "\\x7c"
+"""Replaces ``|`` within a field, so that it cannot separate fields."""
 
 
 class Style(msgspec.Struct, frozen=True, kw_only=True):
-    """How to print.
+    """Output format that the options of a command select.
 
     Attributes:
-        json: The whole answer as JSON.
-        parsable: Fields separated by ``|``, as ``--parsable2`` of Slurm's commands.
-        header: Whether tables begin with a line of names.
-        columns: Names of the columns to print; the table's own choice if empty.
+        json: Print the whole reply as JSON.
+        parsable: Separate fields by ``|``, as ``--parsable2`` of Slurm's commands does.
+        header: Whether tables begin with a line of column names.
+        columns: Names of the columns to print; empty for the table's default columns.
     """
 
     json: bool = False
@@ -138,15 +146,15 @@ class Style(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A column of a table.
+    """A table column: its heading and how it formats a row.
 
     Attributes:
-        name: Its heading, and what ``--format`` calls it, in any case.
-        text: What it shows of a row, for people.
-        plain: What it shows for programs, if that differs.
-        right: Whether it is aligned to the right.
-        usual: Whether people are shown it without asking.
-        widest: How many letters of it people are shown; 0 for all. Programs get all.
+        name: Heading, and the name in ``--format`` (case-insensitive).
+        text: Formats a row for people.
+        plain: Formats a row for programs, if that differs.
+        right: Whether to align the column to the right.
+        usual: Whether people see it by default.
+        widest: Most characters of a cell that people see; 0 for no limit. Programs get all.
     """
 
     name: str
@@ -157,41 +165,45 @@ class Column(msgspec.Struct, frozen=True):
     widest: int = 0
 
     def cell(self, row: Any) -> str:
-        """What people are shown of a row, safe to print."""
+        """Return the text of a cell for people, safe to print."""
         text = printable(self.text(row))
-        # In ASCII: not every terminal's encoding has the one letter for it.
+        # Three dots, because not every terminal encoding has the ellipsis character.
         return f"{text[: self.widest - 3]}..." if 0 < self.widest < len(text) else text
 
 
 def is_terminal() -> bool:
-    """Whether a person reads what is printed."""
+    """Return True if standard output is a terminal."""
     return sys.stdout.isatty()
 
 
 def printable(text: str) -> str:
-    r"""Safe text, with ``\u6f22`` for what the output's encoding lacks: as wide as it will be."""
+    r"""Return safe text, with ``\u6f22`` for characters that the output's encoding lacks.
+
+    The result is as wide as it will appear.
+    """
     text = safe(text)
     return text if text.isascii() else _encoded(text).decode(sys.stdout.encoding)
 
 
 def _encoded(text: str) -> bytes:
+    """Encode text for standard output; characters it lacks become escapes."""
     return text.encode(sys.stdout.encoding, "backslashreplace")
 
 
 def note(message: str) -> None:
-    """Tell a person something beside the output; a pipe or program is told nothing."""
+    """Print a remark for people on stderr; silent if stdout is not a terminal."""
     if is_terminal():
         print(message, file=sys.stderr)
 
 
 def warn(message: str) -> None:
-    """Say on stderr, to people and logs alike, what was not as it should be."""
+    """Print a warning on stderr, for people and logs alike."""
     sys.stdout.flush()
     print(f"steward: {safe(message)}", file=sys.stderr)
 
 
 def print_json(value: Any) -> None:
-    """Print a value, an answer or an item of one, as one JSON document."""
+    """Print a value (a reply, or an item of one) as one JSON document."""
     data = msgspec.json.encode(value)
     if is_terminal():
         data = msgspec.json.format(data, indent=2)
@@ -199,22 +211,22 @@ def print_json(value: Any) -> None:
 
 
 def write(data: bytes) -> None:
-    """Write bytes to the standard output, just as they are."""
+    """Write bytes unchanged to standard output."""
     sys.stdout.flush()
     sys.stdout.buffer.write(data)
     sys.stdout.buffer.flush()
 
 
 def print_table(columns: Sequence[Column], rows: Iterable[Any], style: Style) -> None:
-    """Print rows as a table.
+    """Print rows as a table: parsable, drawn by Rich, or aligned plain text.
 
     Args:
-        columns: All columns that there are.
-        rows: What they show.
-        style: How.
+        columns: All columns of the table.
+        rows: The rows that the columns format.
+        style: Format, header and chosen columns.
 
     Raises:
-        UsageError: ``style.columns`` names a column that there is not.
+        UsageError: ``style.columns`` names an unknown column.
     """
     chosen = _choose(columns, style)
     if style.parsable:
@@ -228,15 +240,15 @@ def print_table(columns: Sequence[Column], rows: Iterable[Any], style: Style) ->
 
 
 def print_csv(columns: Sequence[Column], rows: Iterable[Any], style: Style) -> None:
-    """Print rows as a table with commas, all columns of it where none are chosen.
+    """Print rows as CSV, with all columns unless some are chosen.
 
     Args:
-        columns: All columns that there are.
-        rows: What they show.
-        style: Whether with a heading, and which columns.
+        columns: All columns of the table.
+        rows: The rows that the columns format.
+        style: Header and chosen columns.
 
     Raises:
-        UsageError: ``style.columns`` names a column that there is not.
+        UsageError: ``style.columns`` names an unknown column.
     """
     import csv
     import io
@@ -253,13 +265,13 @@ def print_csv(columns: Sequence[Column], rows: Iterable[Any], style: Style) -> N
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
-    """Print names and values below each other, those without a value left out."""
+    """Print names and values, one pair a line; pairs without a value are omitted."""
     for name, value in _aligned(facts):
         print(f"{name}  {value}")
 
 
 def drawn_facts(facts: Iterable[tuple[str, str]]) -> "list[RenderableType]":
-    """As :func:`print_facts`, for :func:`show`."""
+    """Draw names and values like :func:`print_facts`, for :func:`print_all`."""
     from rich.text import Text
 
     return [
@@ -269,20 +281,21 @@ def drawn_facts(facts: Iterable[tuple[str, str]]) -> "list[RenderableType]":
 
 
 def _aligned(facts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Right-align the names of facts that have a value."""
     rows = [(name, printable(value)) for name, value in facts if value]
     width = max((len(name) for name, _ in rows), default=0)
     return [(f"{name:>{width}}", value) for name, value in rows]
 
 
 def console() -> "Console":
-    """Rich's console on the standard output."""
+    """Return a Rich console on standard output, without markup or highlighting."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, emoji=False)
 
 
 def print_all(*renderables: "RenderableType") -> None:
-    """Show something on a terminal, through a pager where it is longer than the screen."""
+    """Print Rich renderables on a terminal, through a pager if longer than the screen."""
     from rich.console import Group
 
     target = console()
@@ -297,23 +310,24 @@ def print_all(*renderables: "RenderableType") -> None:
 
 
 def _page(text: str) -> None:
+    """Show text in $PAGER, by default less; print it if there is none."""
     words = shlex.split(os.environ.get("PAGER", "")) or ["less"]
     program = shutil.which(words[0])
     if program is None or words[0] == "cat":
         sys.stdout.write(text)
         return
-    # less: leave where all fits on the screen, let colours through, do not clear.
+    # Options of less: exit if the text fits on the screen, pass colours, do not clear.
     environment = {"LESS": "FRX", **os.environ}
     with subprocess.Popen([program, *words[1:]], stdin=subprocess.PIPE, env=environment) as pager:
         try:
             pager.communicate(_encoded(text))
         except KeyboardInterrupt:
-            # The pager has the terminal and ends by its own key; only then are we done.
+            # The pager owns the terminal and ends on its own key; wait for that.
             pager.wait()
 
 
 def drawn_script(text: str) -> "RenderableType":
-    """A script, highlighted by what its first line says it is, with line numbers."""
+    """Draw a script with line numbers, highlighted by the language of its first line."""
     from rich.syntax import Syntax
 
     shown = safe_lines(text).removesuffix("\n")
@@ -326,13 +340,14 @@ def drawn_script(text: str) -> "RenderableType":
         word_wrap=True,
     )
     for number, line in enumerate(shown.split("\n"), start=1):
-        # To a shell they are comments, to Slurm (and Torque) they are what matters.
+        # Comments to a shell, but directives to Slurm (and Torque).
         if line.startswith(("#SBATCH", "#PBS")):
             drawn.stylize_range("bold cyan not dim", (number, 0), (number, len(line)))
     return drawn
 
 
 def _language(text: str) -> str:
+    """Guess the language of a script from its first line; bash by default."""
     first = text.partition("\n")[0]
     for sign, language in (
         ("python", "python"),
@@ -346,6 +361,7 @@ def _language(text: str) -> str:
 
 
 def _choose(columns: Sequence[Column], style: Style) -> list[Column]:
+    """Return the requested columns, or the default ones."""
     if not style.columns:
         return [column for column in columns if column.usual or style.parsable]
     by_name = {column.name.lower(): column for column in columns}
@@ -357,6 +373,7 @@ def _choose(columns: Sequence[Column], style: Style) -> list[Column]:
 
 
 def _print_parsable(columns: Sequence[Column], rows: Iterable[Any], style: Style) -> None:
+    """Print a table with fields separated by ``|``."""
     lines = []
     if style.header:
         lines.append("|".join(column.name for column in columns))
@@ -367,6 +384,7 @@ def _print_parsable(columns: Sequence[Column], rows: Iterable[Any], style: Style
 
 
 def _print_aligned(columns: Sequence[Column], rows: Iterable[Any], style: Style) -> None:
+    """Print a table as plain text with aligned columns."""
     cells = [[column.cell(row) for column in columns] for row in rows]
     if style.header:
         cells.insert(0, [column.name for column in columns])
@@ -380,6 +398,7 @@ def _print_aligned(columns: Sequence[Column], rows: Iterable[Any], style: Style)
 
 
 def _drawn_table(columns: Sequence[Column], rows: list[Any], style: Style) -> "RenderableType":
+    """Draw a table with Rich."""
     from rich.table import Table
     from rich.text import Text
 
@@ -391,7 +410,7 @@ def _drawn_table(columns: Sequence[Column], rows: list[Any], style: Style) -> "R
         padding=(0, 2, 0, 0),
     )
     texts = {column.name: [column.cell(row) for row in rows] for column in columns}
-    # What no row has to say is left out, unless somebody asked for it.
+    # Omit columns that are empty in every row, unless the user asked for them.
     shown = [column for column in columns if style.columns or any(texts[column.name])]
     for column in shown:
         table.add_column(
@@ -411,10 +430,11 @@ def _drawn_table(columns: Sequence[Column], rows: list[Any], style: Style) -> "R
 
 
 _EVERY_S = 0.1
+"""Interval between updates of the progress line, in seconds."""
 
 
 class Bar:
-    """One line that says how far the work is, and vanishes at the end."""
+    """Progress line on stderr of a terminal; erased at the end."""
 
     def __init__(self) -> None:
         self._is_shown = sys.stderr.isatty()
@@ -436,21 +456,21 @@ class Bar:
             sys.stderr.flush()
 
     def step(self, what: str) -> None:
-        """One more is done.
+        """Count one more item as done.
 
         Args:
-            what: Of what, in the plural.
+            what: Name of the items, in the plural.
         """
         self._count += 1
         self.show(self._count, None, what)
 
     def show(self, done: int, total: int | None, what: str) -> None:
-        """So many are done.
+        """Show how many items are done, at most once in 0.1 s.
 
         Args:
-            done: How many.
-            total: Of how many; None where that is not known.
-            what: Of what, in the plural.
+            done: Number of items done.
+            total: Number of all items; None if unknown.
+            what: Name of the items, in the plural.
         """
         now = time.monotonic()
         if not self._is_shown or now - self._drawn_at < _EVERY_S:

@@ -1,4 +1,9 @@
-"""steward plugins: what Slurm itself loads of Steward, built, put into its place and checked."""
+"""``steward plugins``: build, install and check the plugins that Slurm loads; make certificates.
+
+Covers the SPANK plugin of compute nodes, jobcomp.lua, the submit plugin (C or Lua) and the strigger
+helper of slurmctld. ``native/`` holds their source; Slurm's version comes from an option or from
+the installed Slurm.
+"""
 
 import os
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class PluginsGroup(LazyGroup):
-    """The commands of this group."""
+    """Commands of ``steward plugins``."""
 
     entries = (
         Entry(
@@ -222,7 +227,7 @@ def install(
     used = spool_of(plugstack)
     require_free(spool, daemon_directories(_settings(config)), used)
     _tell(install_shim(built, libdir=libdir, plugstack=plugstack, spool=spool, prolog=prolog))
-    # A directory that was there before keeps its owner and mode.
+    # An existing directory keeps its owner and mode.
     for fault in spool_faults(spool):
         for command in fault.mend:
             typer.echo(f"Now run: {command}")
@@ -289,6 +294,7 @@ def check(
 
 
 def _tell(installed: "Installed") -> None:
+    """Print the files installed and the remaining steps."""
     from steward.core.printable import safe
 
     for path in installed.written:
@@ -298,7 +304,7 @@ def _tell(installed: "Installed") -> None:
 
 
 def _settings(path: str) -> "Settings":
-    """The configuration of this host; the defaults where it has none, as on a compute node."""
+    """Return this host's configuration; the defaults if absent, as on a compute node."""
     from steward.core.config import Settings
     from steward.core.config.reader import load
 
@@ -308,6 +314,7 @@ def _settings(path: str) -> "Settings":
 
 
 def _version(named: str, prefix: str) -> "SlurmVersion":
+    """Return the Slurm version named, or that of the installed Slurm."""
     from steward.admin.plugins.build import SlurmVersion
 
     if named:
@@ -322,6 +329,7 @@ def _version(named: str, prefix: str) -> "SlurmVersion":
 
 
 def _shown(prefix: str) -> dict[str, str]:
+    """Return slurmctld's configuration, as scontrol show config prints it."""
     from steward.admin.plugins.errors import NativeError
     from steward.slurm.errors import SlurmError
 
@@ -333,7 +341,7 @@ def _shown(prefix: str) -> dict[str, str]:
 
 
 def _shown_if_any(prefix: str) -> dict[str, str]:
-    """What slurmctld shows; nothing where none runs, as before the first start on a host."""
+    """Return slurmctld's configuration; empty if it does not run, as on a new host."""
     from steward.admin.plugins.errors import NativeError
 
     try:
@@ -343,7 +351,7 @@ def _shown_if_any(prefix: str) -> dict[str, str]:
 
 
 def _slurm_user(prefix: str) -> str:
-    """SlurmUser's name; whoever runs this where slurmctld does not answer."""
+    """Return the name of SlurmUser; "" if slurmctld does not answer."""
     from steward.admin.plugins.jobcomp import slurm_user
 
     found = slurm_user(_shown_if_any(prefix))
@@ -351,6 +359,7 @@ def _slurm_user(prefix: str) -> str:
 
 
 def _client(prefix: str) -> "Slurm":
+    """Return a client of the Slurm installed under a prefix."""
     from steward.slurm.client import Slurm
     from steward.slurm.settings import ClusterSettings
 

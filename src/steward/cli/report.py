@@ -1,4 +1,8 @@
-"""``steward report``: what a cluster did, who used it, how long jobs waited, what was wasted."""
+"""``steward report``: usage, capacity, jobs, wait times and waste, like Slurm's sreport.
+
+Each command calls one action ``reports.NAME`` and prints its rows by period; :class:`Wanted` holds
+the options that all reports share.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Literal
@@ -68,10 +72,13 @@ Top = Annotated[
     int, typer.Option("--top", "-L", min=0, help="So many of each cluster and period; 0 for all.")
 ]
 Unit = Literal["hours", "minutes", "seconds"]
+"""Units of resource time."""
 Group = Literal["", "size", "account", "user"]
+"""What ``waits`` groups by, beside the partition."""
 
 _UNITS: Final[dict[Unit, int]] = {"hours": 3600, "minutes": 60, "seconds": 1}
 _BY: Final[dict[str, By]] = {"": "", "month": "month", "week": "week", "day": "day"}
+"""Lengths of the periods into which a report is split."""
 _GROUPS: Final[dict[str, Group]] = {
     "": "",
     "size": "size",
@@ -81,12 +88,12 @@ _GROUPS: Final[dict[str, Group]] = {
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """What all reports are asked, and how they are printed.
+    """Options that all reports share.
 
     Attributes:
-        fields: Fields of a request.
-        unit: What amounts are told in.
-        csv: Whether with commas.
+        fields: Fields of the request.
+        unit: Unit of resource time.
+        csv: Whether to print CSV.
     """
 
     fields: dict[str, Any]
@@ -94,7 +101,7 @@ class Wanted(msgspec.Struct, frozen=True):
     csv: bool
 
     def amount(self, name: str, label: str, *, usual: bool = True) -> Column:
-        """A column of an amount of seconds, told in the unit."""
+        """Return a column for an attribute in seconds, shown in the chosen unit."""
 
         def text(row: Any) -> str:
             seconds = getattr(row, name)
@@ -113,6 +120,7 @@ def _of_time(
     unit: UnitOption = "hours",
     as_csv: Csv = False,
 ) -> Wanted:
+    """Read the options that all reports share."""
     if by not in _BY:
         raise UsageError(f"--by takes month, week or day, not {by!r}", by)
     units = [one for one in _UNITS if unit and one.startswith(unit.lower())]
@@ -139,6 +147,7 @@ def _of_jobs(
     unit: UnitOption = "hours",
     as_csv: Csv = False,
 ) -> Wanted:
+    """Read the options of reports on jobs: also accounts, users and partitions."""
     wanted = _of_time(since, until, by, clusters, unit, as_csv)
     fields = {
         "accounts": options.split(accounts),
@@ -193,6 +202,8 @@ def cluster(wanted: Wanted, asked: Asked) -> None:
 
 
 def _counts(*names: str) -> list[Column]:
+    """Define hidden columns of capacity: CPUs, GPUs, nodes."""
+
     def of(name: str) -> Callable[[Any], str]:
         return lambda row: str(getattr(row, name))
 
@@ -201,6 +212,7 @@ def _counts(*names: str) -> list[Column]:
 
 
 def _share(part: int | None, whole: int | None) -> str:
+    """Format a part of a whole as a percentage; "" if unknown."""
     return f"{100 * part / whole:.1f}" if part is not None and whole else ""
 
 
@@ -239,10 +251,12 @@ def users(
 
 
 def _user(row: Any) -> str:
+    """Return a row's user name, or the uid."""
     return row.user or ("" if row.uid is None else str(row.uid))
 
 
 def _used(rows: Sequence[AccountRow | UserRow | PartitionRow], wanted: Wanted) -> list[Column]:
+    """Define the columns of resource use; GPUs only if any were used."""
     gpus = any(row.gpu_s for row in rows)
     return [
         Column("Jobs", lambda row: str(row.jobs), right=True),
@@ -267,6 +281,8 @@ def partitions(wanted: Wanted, asked: Asked) -> None:
 
 
 def _waits() -> list[Column]:
+    """Define the columns of wait times: number, median, 90th percentile, longest."""
+
     def of(name: str) -> tuple[Callable[[Any], str], Callable[[Any], str]]:
         def plain(row: Any) -> str:
             found = getattr(row, name)
@@ -308,6 +324,7 @@ def waits(
 
 
 def _size(row: Any) -> str:
+    """Format a range of CPU counts."""
     return f"{row.least_cpus}-{row.most_cpus or ''}"
 
 
@@ -359,7 +376,7 @@ def waste(
 
 
 def _print(answer: ReportAnswer, wanted: Wanted, asked: Asked, columns: Sequence[Column]) -> None:
-    """Print rows of a report; the period and the cluster where there are several."""
+    """Print a report; period and cluster are shown if there are several."""
     style = asked.style
     if wanted.csv and (style.json or style.parsable):
         raise UsageError("--csv, --json and --parsable2 exclude each other")
@@ -390,7 +407,7 @@ def _print(answer: ReportAnswer, wanted: Wanted, asked: Asked, columns: Sequence
 
 
 def _empty(answer: ReportAnswer, wanted: Wanted) -> str:
-    """Why a report has no rows."""
+    """Return the reason why a report has no rows."""
     if isinstance(answer, ClusterAnswer) and not answer.sensor:
         return "No rows: the sensor records capacity and is off. Set 'enabled = true' in [sensor]."
     seen = "" if answer.is_all else " that you may see"

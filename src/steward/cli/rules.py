@@ -1,4 +1,7 @@
-"""``steward rules``: what is done about events, and what was done."""
+"""``steward rules``: list, check, test, enable and disable automation rules; show their history.
+
+``check FILE`` and ``test --file`` evaluate rule files in this process; all else asks the daemon.
+"""
 
 import json
 import sys
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
     from steward.automation.rules.store import Execution
 
 _LONGEST = 1024 * 1024
+"""Largest event file, in bytes."""
 
 app = typer.Typer(context_settings=CONTEXT, no_args_is_help=True, add_completion=False)
 
@@ -78,6 +82,7 @@ def check(
 
 
 def _checked(files: list[str]) -> CheckAnswer:
+    """Check rule files in this process."""
     from steward.automation.rules.actions import checked
     from steward.automation.rules.rulebook import load_file
 
@@ -101,6 +106,7 @@ def list_(asked: Asked) -> None:
 
 
 def _state(one: RuleLine) -> str:
+    """Return whether a rule is on, off or in dry run."""
     state = "on" if one.enabled else "off"
     return f"{state} (dry run)" if one.enabled and one.dry_run else state
 
@@ -159,6 +165,7 @@ def try_(
 
 
 def _print_tried(line: TriedLine) -> None:
+    """Print whether a rule matches an event, with the action or the reason."""
     state = "" if line.enabled else " (off)"
     if not line.matches:
         why = line.error or line.why_not
@@ -173,6 +180,7 @@ def _print_tried(line: TriedLine) -> None:
 
 
 def _tried(given: dict[str, Any], path: str) -> TryAnswer:
+    """Test a rule file against an event in this process."""
     from steward.automation.rules.actions import tried
     from steward.automation.rules.rulebook import load_file
 
@@ -184,6 +192,7 @@ def _tried(given: dict[str, Any], path: str) -> TryAnswer:
 
 
 def _event(path: str) -> dict[str, Any]:
+    """Read an event as JSON from a file or standard input."""
     try:
         if path == "-":
             data = sys.stdin.buffer.read(_LONGEST + 1)
@@ -218,6 +227,7 @@ def disable(asked: Asked, rule: RuleName) -> None:
 
 
 def _switch(asked: Asked, name: str, rule: str) -> None:
+    """Enable or disable a rule and print its state."""
     answer: SwitchAnswer = asked.call(name, SwitchRequest(rule=rule))
     if asked.style.json:
         print_json(answer)
@@ -272,6 +282,7 @@ def history(
 
 
 def _seconds(one: "Execution") -> str:
+    """Format the duration of an execution in seconds."""
     if one.started is None or one.ended is None:
         return ""
     return f"{(one.ended - one.started).total_seconds():.2f}"
@@ -294,5 +305,6 @@ _HISTORY_COLUMNS = [
 
 
 def _say_troubles(troubles: tuple[TroubleLine, ...]) -> None:
+    """Print problems of rules as warnings."""
     for trouble in troubles:
         output.warn(trouble.what)

@@ -1,7 +1,10 @@
-"""``steward sacct``: lines of jobs and steps, with the options and the output of Slurm's sacct.
+"""``steward sacct``: list jobs and steps with the options and output of Slurm's sacct.
 
-It reads its own command line and comes without Typer and Rich, for scripts
-call it once a job. Lines come formatted from where they lie.
+It parses its own command line and loads neither Typer nor Rich, because scripts call it once a job.
+The lines come preformatted from the daemon, from the job records on this host, or from a file.
+Output is text, JSON, YAML, Parquet, or a job's archived script or environment.
+
+:func:`run` is the entry; ``cli/sacct_command.py`` lists the command among the others.
 """
 
 import gc
@@ -27,17 +30,18 @@ _RULE = "-" * 80
 
 
 class SacctFailed(StewardError):
-    """What was asked for cannot be written."""
+    """The output cannot be written."""
 
 
 def run(words: list[str]) -> int:
-    """Run a command line, without ``sacct``; the exit code."""
+    """Run a command line, without the word ``sacct``, and return the exit code."""
     debug = bool(os.environ.get("STEWARD_DEBUG"))
     return ended(lambda: _run(words), debug=debug)
 
 
 def _run(words: list[str]) -> int:
-    # Millions of rows come and go, none in a circle: to look for circles takes a tenth longer.
+    """Parse the command line, query, and print in the requested format."""
+    # Millions of rows are allocated, none in a reference cycle: the collector would cost 10 %.
     gc.disable()
     asked = options(words, os.environ, zone_to_ask_in())
     if asked.tell:
@@ -57,13 +61,14 @@ def _run(words: list[str]) -> int:
 
 
 def _told(asked: Options) -> str:
+    """Return the text of an option that only informs: help, fields, version, completions."""
     from steward import __version__
     from steward.accounting.sacct.options import HELP, USAGE, field_list, reason_list, state_list
 
     if asked.tell == "fields":
         return field_list()
     if asked.tell == "version":
-        # Scripts look for Slurm's version, to know which fields and options there are.
+        # Scripts read Slurm's version to learn which fields and options exist.
         return f"slurm 26.05 (steward {__version__})\n"
     if asked.tell == "states":
         return state_list()
@@ -75,6 +80,7 @@ def _told(asked: Options) -> str:
 
 
 def _print_lines(asked: Options) -> None:
+    """Print the preformatted lines below their heading."""
     from steward.accounting.sacct.fields import chosen, header
 
     if asked.request.flags:
@@ -84,7 +90,7 @@ def _print_lines(asked: Options) -> None:
         )
     heading = header(chosen(asked.request.format), asked.request)
     pieces = _pieces(asked)
-    # What cannot be asked is said alone, without a heading over nothing.
+    # Fetch the first piece before the heading, so that an error prints without a heading.
     first = next(pieces, "")
     if asked.header:
         sys.stdout.write(heading)
@@ -94,7 +100,7 @@ def _print_lines(asked: Options) -> None:
 
 
 def _pieces(asked: Options) -> Iterator[str]:
-    """The answer's text, piece by piece."""
+    """Yield the text of the reply, piece by piece."""
     for item in _asked(asked):
         if isinstance(item, SacctText):
             yield item.text
@@ -103,6 +109,7 @@ def _pieces(asked: Options) -> Iterator[str]:
 
 
 def _say_window(answer: SacctAnswer) -> None:
+    """Print the period searched, for --verbose."""
     from steward.cli.output import show_time
     from steward.core.timestamps import moment
 
@@ -112,7 +119,7 @@ def _say_window(answer: SacctAnswer) -> None:
 
 
 def _asked(asked: Options) -> Iterator[SacctText | SacctAnswer]:
-    """Ask a file, the books here, or the daemon."""
+    """Query a file, the job records on this host, or the daemon."""
     if asked.file:
         from steward.accounting.sacct.output import sacct_of_file
 
@@ -126,6 +133,7 @@ def _asked(asked: Options) -> Iterator[SacctText | SacctAnswer]:
 
 
 def _of_books(asked: Options, settings: Settings) -> Iterator[SacctText | SacctAnswer]:
+    """Query the job records on this host."""
     from steward.accounting.context import AccountingRoom
     from steward.accounting.sacct.output import sacct
     from steward.core.access import access_of
@@ -139,7 +147,7 @@ def _of_books(asked: Options, settings: Settings) -> Iterator[SacctText | SacctA
 
 
 def _place(asked: Options) -> Place:
-    """Where to ask: what the command line says goes before what the environment does."""
+    """Return where to ask; the command line takes precedence over the environment."""
     if asked.config or asked.socket:
         return Place(config=asked.config, socket=asked.socket)
     return Place(
@@ -150,12 +158,13 @@ def _place(asked: Options) -> Place:
 
 
 def _documents(asked: Options) -> Iterator[str]:
-    """JSON, a job each."""
+    """Yield one JSON document for each job."""
     for piece in _pieces(asked):
         yield from piece.splitlines()
 
 
 def _meta(words: list[str]) -> dict[str, Any]:
+    """Return the "meta" object of JSON and YAML output."""
     from steward import __version__
     from steward.accounting.sacct.output import VERSION
 
@@ -167,6 +176,7 @@ def _meta(words: list[str]) -> dict[str, Any]:
 
 
 def _print_json(asked: Options, words: list[str]) -> None:
+    """Print jobs as one JSON document, streamed job by job."""
     import msgspec
 
     meta = msgspec.json.encode(_meta(words)).decode()
@@ -181,6 +191,7 @@ def _print_json(asked: Options, words: list[str]) -> None:
 
 
 def _print_yaml(asked: Options, words: list[str]) -> None:
+    """Print jobs as one YAML document, streamed job by job."""
     import msgspec
     import yaml
 
@@ -198,6 +209,7 @@ def _print_yaml(asked: Options, words: list[str]) -> None:
 
 
 def _write_parquet(asked: Options) -> None:
+    """Write jobs to a new Parquet file, renamed when complete."""
     import tempfile
 
     import msgspec
@@ -213,7 +225,7 @@ def _write_parquet(asked: Options) -> None:
     try:
         with (
             directory_of(path) as (directory, name),
-            # In one that nobody else has: the library makes files by their paths.
+            # In a private directory, because the library creates files by path.
             tempfile.TemporaryDirectory(
                 prefix=".steward-parquet-", dir=f"/proc/self/fd/{directory}"
             ) as work,
@@ -228,7 +240,7 @@ def _write_parquet(asked: Options) -> None:
 
 
 def _print_scripts(asked: Options) -> None:
-    """What the archive keeps of the jobs that were named, headed as Slurm's sacct does."""
+    """Print the archived script or environment of each job, headed as Slurm's sacct does."""
     for job in asked.request.jobs:
         if asked.output == "script":
             text = _script(asked, job)
@@ -241,6 +253,7 @@ def _print_scripts(asked: Options) -> None:
 
 
 def _script(asked: Options, job: str) -> bytes:
+    """Return a job's archived script; NONE if there is none, as sacct prints."""
     from steward.archive.requests import ShowRequest
 
     request = ShowRequest(job=job, cluster=_cluster(asked))
@@ -249,6 +262,7 @@ def _script(asked: Options, job: str) -> bytes:
 
 
 def _environment(asked: Options, job: str) -> bytes:
+    """Return a job's archived environment; NONE if there is none, as sacct prints."""
     from steward.archive.requests import EnvRequest
 
     request = EnvRequest(job=job, cluster=_cluster(asked))
@@ -261,6 +275,7 @@ def _environment(asked: Options, job: str) -> bytes:
 
 
 def _of_archive(asked: Options, name: str, request: Any) -> Any:
+    """Call an action of the archive."""
     from steward.client.calls import call
     from steward.daemon.registry import action
 
@@ -268,4 +283,5 @@ def _of_archive(asked: Options, name: str, request: Any) -> Any:
 
 
 def _cluster(asked: Options) -> str:
+    """Return the first cluster of the query, or ""."""
     return asked.request.clusters[0] if asked.request.clusters else ""

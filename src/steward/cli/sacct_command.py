@@ -1,4 +1,7 @@
-"""``steward sacct`` among the other commands, for their list and for ``steward --debug sacct``."""
+"""Typer entry of ``steward sacct``, for the command list and for ``steward --debug sacct``.
+
+Passes all arguments to ``cli/sacct.py``, which parses them without Typer.
+"""
 
 import typer
 

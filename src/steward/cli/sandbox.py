@@ -1,4 +1,4 @@
-"""steward sandbox: a throwaway real Slurm cluster to try things on."""
+"""``steward sandbox`` and ``steward demo``: run a throwaway Slurm cluster, and a demo on it."""
 
 import os
 import shlex
@@ -70,7 +70,7 @@ def up(
     )
     began = time.monotonic()
     if foreground:
-        # A signal that comes while it starts is held until there is something to end.
+        # Defer signals during the start until there is a cluster to shut down.
         signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     sandbox = Sandbox.up(spec, detached=not foreground, say=_say)
     _greet(sandbox, time.monotonic() - began)
@@ -147,25 +147,30 @@ def down(
 
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Signals that shut down a sandbox that runs in the foreground."""
 
 
 def _say(line: str) -> None:
+    """Print progress on stderr."""
     typer.echo(line, err=True)
 
 
 def _directory(given: str) -> str:
+    """Return the sandbox's directory: option, environment, or the user's default."""
     from steward.sandbox import default_directory
 
     return given or os.environ.get("STEWARD_SANDBOX") or default_directory()
 
 
 def _load(directory: str) -> "Sandbox":
+    """Return the sandbox in a directory."""
     from steward.sandbox import Sandbox
 
     return Sandbox.load(_directory(directory))
 
 
 def _summary(sandbox: "Sandbox") -> str:
+    """Describe a running sandbox in one sentence."""
     nodes = sandbox.plan.spec.nodes
     users = " and ".join(sandbox.users)
     return (
@@ -175,6 +180,7 @@ def _summary(sandbox: "Sandbox") -> str:
 
 
 def _greet(sandbox: "Sandbox", took_s: float) -> None:
+    """Print how to use and shut down a new sandbox."""
     from steward.sandbox import default_directory
 
     where = "" if sandbox.directory == default_directory() else f" --dir {sandbox.directory}"

@@ -1,4 +1,8 @@
-"""``steward serve``: run the daemon of a configuration file."""
+"""Commands that run Steward's services: serve, controller, listen, web; and reload.
+
+Each service stays in the foreground for systemd; ``reload`` makes the daemon read its
+configuration.
+"""
 
 import os
 from typing import Annotated
@@ -27,7 +31,7 @@ def serve(
     It stays in the foreground, for systemd or a terminal. SIGHUP reads the
     configuration again, SIGTERM and Ctrl-C end it within five seconds.
     """
-    load(config)  # says what is wrong with it, before anything starts
+    load(config)  # reports errors before anything starts
     become(os.path.abspath(config))
 
 
@@ -44,7 +48,7 @@ def controller(
     It stays in the foreground, for systemd or a terminal. SIGHUP reads the
     configuration again, SIGTERM and Ctrl-C end it within five seconds.
     """
-    controller_parts(load(config))  # says what is wrong with it, before anything starts
+    controller_parts(load(config))  # reports errors before anything starts
     become(os.path.abspath(config), controller=True)
 
 
@@ -84,6 +88,7 @@ def web(
 
 
 _TIMEOUT_S = 80.0
+"""Longest wait for the daemon to reload, in seconds."""
 
 
 def reload(

@@ -1,4 +1,8 @@
-"""``steward status`` and ``steward metrics``: how Steward itself stands."""
+"""``steward status`` and ``steward metrics``: state of Steward's own processes, and its metrics.
+
+``status`` lists daemon, workers, journal, consumers, sinks, clusters, disks and bank; ``metrics``
+prints them in Prometheus format, or replaces a file atomically for node_exporter.
+"""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -24,10 +28,12 @@ from steward.core.poll_status import LONG_INTERVAL_S
 
 
 class StatusUnavailable(Unavailable):
-    """What was asked for cannot be written where it should be."""
+    """The output file cannot be written."""
 
 
 class _Row(msgspec.Struct, frozen=True):
+    """A row of the status table: component, state, details."""
+
     what: str
     state: str
     detail: str = ""
@@ -80,6 +86,7 @@ _COLUMNS = [
 
 
 def _rows(answer: StatusShowAnswer) -> Iterator[_Row]:
+    """Yield the rows of the status table."""
     since = f" since {show_time(answer.since)}" if answer.since else ""
     yield _Row(
         "daemon", "running" if answer.running else "down", f"Steward {answer.steward}{since}"
@@ -109,6 +116,7 @@ def _rows(answer: StatusShowAnswer) -> Iterator[_Row]:
 
 
 def _journal(answer: StatusShowAnswer) -> Iterator[_Row]:
+    """Yield the rows of journal, consumers and sinks."""
     if answer.journal is not None:
         kept = f"{answer.journal.events} of {number(answer.journal.head, 'event')} are kept"
         yield _Row("journal", "there", f"{kept}, {size(answer.journal.bytes)}")
@@ -124,6 +132,7 @@ def _journal(answer: StatusShowAnswer) -> Iterator[_Row]:
 
 
 def _behind(one: ConsumerLine) -> str:
+    """Describe a consumer's lag and dead letters."""
     said = []
     if one.behind:
         age = f", the oldest {duration(one.behind_s)} old" if one.behind_s else ""
@@ -134,6 +143,7 @@ def _behind(one: ConsumerLine) -> str:
 
 
 def _books(answer: StatusShowAnswer) -> Iterator[_Row]:
+    """Yield the rows of gate, reconciliation and gaps."""
     bank = answer.bank
     if bank is not None:
         holds = "" if bank.holds is None else number(bank.holds, "open hold")

@@ -1,7 +1,7 @@
-"""Asks Steward: from this host or another, for commands, for packs and for your own programs.
+"""Client of Steward for programs, commands and packs, on this host or over HTTPS.
 
-``Client`` is what programs use; everything else here is how it, and the command
-line, find whom to ask and understand the answer.
+:class:`Client` is for programs; the other modules find the daemon to ask and decode its
+answers, for ``Client`` and for the command line.
 """
 
 from steward.client.client import Client

@@ -1,9 +1,9 @@
-"""How a command has an action done: in this process, or by asking the daemon.
+"""Calls of actions by commands: in this process, over the daemon's socket, or over HTTPS.
 
-Root and Steward's own user may read Steward's files, so for them the action
-runs here, whether or not a daemon runs. Everybody else asks over the daemon's
-socket, or, from a host that has none, over the API of its pages. In any case the
-same action decides what the asker may see.
+``call`` and ``stream`` run an action at a :class:`Place`. Root and Steward's own user may read
+Steward's files, so for them the action runs in this process, whether or not a daemon runs.
+Everybody else asks over the daemon's socket or, on a host without one, over the API of the
+web pages. The action itself decides what the caller may see.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,20 +31,20 @@ from steward.daemon.registry import action
 __all__ = ["Asked", "action", "call", "choose", "elsewhere", "stream", "where"]
 
 Asked = Callable[[Action, Any], Iterator[Any]]
-"""Has an action done: the items of its stream, if it is one, then its answer."""
+"""Run an action: yield the items of its stream, if it is one, then its answer."""
 
 
 def call(place: Place, action: Action, request: Any) -> Any:
-    """The answer to a request.
+    """Run an action and return its answer.
 
     Args:
-        place: Where to ask.
-        action: What is asked for.
+        place: Daemon or files to use.
+        action: The action.
         request: A value of the action's request type.
 
     Raises:
         DaemonAway: No daemon answers where it should.
-        StewardError: Whatever the action refuses or cannot do.
+        StewardError: The action rejects the request or fails.
     """
     answer = None
     for item in stream(place, action, request):
@@ -53,15 +53,15 @@ def call(place: Place, action: Action, request: Any) -> Any:
 
 
 def stream(place: Place, action: Action, request: Any) -> Iterator[Any]:
-    """The items of a stream and at last its answer; raises as :func:`call`."""
+    """Run an action; yield the items of a stream, then its answer. Raises as :func:`call`."""
     return choose(place)(action, request)
 
 
 def choose(place: Place) -> Asked:
-    """The way to ask, from what was named or else from what this host has configured.
+    """Choose how to run actions, from the options given or else from this host's configuration.
 
     Raises:
-        UsageError: More than one way was named, or the one named cannot be gone.
+        UsageError: Several places were named, or the named one cannot be used.
     """
     found = where(place)
     if isinstance(found, Settings):
@@ -70,7 +70,7 @@ def choose(place: Place) -> Asked:
 
 
 def elsewhere(way: str | Web, action: Action, request: Any, key: str = "") -> Iterator[Any]:
-    """Ask a daemon, by its socket or by its pages."""
+    """Send a request to a daemon, over its socket or the API of its pages."""
     if isinstance(way, str):
         return remote(way, action, request, key)
     from steward.client.web import over_https
@@ -79,10 +79,10 @@ def elsewhere(way: str | Web, action: Action, request: Any, key: str = "") -> It
 
 
 def where(place: Place) -> Settings | str | Web:
-    """The settings of a Steward whose files are ours to read; else the socket or pages to ask.
+    """Find the place to ask: settings, if their files are ours to read; else a socket or pages.
 
     Raises:
-        UsageError: More than one way was named, or the one named cannot be gone.
+        UsageError: Several places were named, or the named one cannot be used.
     """
     if place.config and place.socket and listens_at(place.socket, place.config):
         place = Place(config=place.config, archive=place.archive)

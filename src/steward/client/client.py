@@ -1,4 +1,4 @@
-"""The client for programs: what can be asked by name, with answers of their own types."""
+"""Client for programs: run any action by name and get a typed answer."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,18 +13,18 @@ from steward.daemon.registry import action
 
 
 class Client:
-    """Asks one Steward.
+    """Client of one Steward.
 
-    Without arguments it is found as the command line finds it: by ``STEWARD_URL``, by this
+    Without arguments it finds Steward as the command line does: by ``STEWARD_URL``, by this
     host's configuration, or by ``/etc/steward/client.toml``.
 
     Args:
-        url: Where its pages are, to ask through them from any host.
-        token: What lets us in there; by default ``STEWARD_TOKEN``, or what stands in
+        url: Address of the web pages, to use their API from any host.
+        token: API token; by default ``STEWARD_TOKEN``, or the content of
             ``~/.config/steward/token``.
-        ca_file: Certificates that the pages' own is checked against, instead of the system's.
-        socket: A daemon's socket, instead.
-        config: A configuration file whose state directory is read, instead.
+        ca_file: CA certificates that verify the pages' own, instead of the system's.
+        socket: Unix socket of a daemon, instead of a url.
+        config: Configuration file whose state directory to read, instead of a url.
 
     Raises:
         UsageError: More than one of them is given, or what is given cannot be used.
@@ -57,23 +57,23 @@ class Client:
         )
 
     def ask(self, name: str, /, *, once: str = "", **fields: Any) -> Any:
-        """The answer to a request.
+        """Run an action and return its answer.
 
         Args:
-            name: The action's: ``bank.balance``.
-            once: A word of yours: asked again under it within a day, it is done once. For
-                requests that change something.
-            fields: Of the action's request.
+            name: Name of the action: ``bank.balance``.
+            once: Idempotency key of yours: repeated with it within a day, the request runs
+                once. For requests that change something.
+            fields: Fields of the action's request.
 
         Returns:
             A value of the action's answer type; of a stream the last one.
 
         Raises:
             UsageError: There is no such action or field, or the request makes no sense.
-            Refused: You may not.
-            Missing: It is not there.
+            Refused: Permission denied.
+            Missing: The object does not exist.
             Unavailable: Nobody answers, or not now.
-            StewardError: Whatever else goes wrong.
+            StewardError: Any other failure.
         """
         answer = None
         for item in self.stream(name, once=once, **fields):
@@ -81,7 +81,7 @@ class Client:
         return answer
 
     def stream(self, name: str, /, *, once: str = "", **fields: Any) -> Iterator[Any]:
-        """The items of a stream, and at last its answer; raises as :meth:`ask`."""
+        """Run an action; yield the items of a stream, then its answer. Raises as :meth:`ask`."""
         asked = _action(name)
         request = request_of(asked, fields)
         if isinstance(self._way, Settings):
@@ -97,6 +97,7 @@ def _action(name: str) -> Action:
 
 
 def _here(settings: Settings, asked: Action, request: Any, once: str) -> Iterator[Any]:
+    """Run an action in this process, once if an idempotency key is given."""
     from steward.daemon.contexts import action_registry
 
     known = action_registry(settings)

@@ -1,4 +1,9 @@
-"""What can go wrong when Steward is asked."""
+"""Places to send requests to: options, client.toml, environment, and files of this host.
+
+:class:`Place` holds the options of a command, :class:`Web` the address and token of a remote
+API, :class:`ClientFile` the content of ``/etc/steward/client.toml``. The functions find the
+settings, socket or API to use; the errors of the client are here too.
+"""
 
 import os
 import tomllib
@@ -15,7 +20,7 @@ from steward.core.errors import StewardError, Unavailable, UsageError
 
 
 class ClientError(StewardError):
-    """An answer cannot be understood."""
+    """An answer cannot be decoded."""
 
 
 class DaemonAway(Unavailable):
@@ -23,12 +28,12 @@ class DaemonAway(Unavailable):
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where to ask: at most one of these is given.
+    """Place to send requests to; at most one of these is given.
 
     Attributes:
-        config: A configuration file, whose state directory is read.
-        socket: A daemon's socket.
-        archive: A directory that ``archive watch`` keeps.
+        config: Configuration file whose state directory to read.
+        socket: Unix socket of a daemon.
+        archive: Directory that ``archive watch`` maintains.
     """
 
     config: str = ""
@@ -37,15 +42,15 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Web(msgspec.Struct, frozen=True, kw_only=True):
-    """A Steward whose API is asked.
+    """Address and credentials of a Steward's HTTP API.
 
     Attributes:
-        url: Where its pages are: ``https://steward.example.org``.
-        token: What lets us in; "" for what this user has put down, see :mod:`steward.client.web`.
-        token_file: The file in which the token is; "" for the usual one.
-        ca_file: Certificates that its own is checked against; "" for the system's.
-        munge_socket: Socket of the munged that says who we are where there is no token; ""
-            for MUNGE's default.
+        url: Address of its web pages: ``https://steward.example.org``.
+        token: API token; "" for this user's stored one, see :mod:`steward.client.web`.
+        token_file: File with the token; "" for the usual one.
+        ca_file: CA certificates that verify the server's; "" for the system's.
+        munge_socket: Socket of the munged that identifies us without a token; "" for MUNGE's
+            default.
     """
 
     url: str
@@ -56,25 +61,28 @@ class Web(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CLIENT_PATH = "/etc/steward/client.toml"
+"""Client file of this host."""
 ARCHIVE_STATE: Final = ".steward"
-"""Directory in an archive's root that ``archive watch`` keeps its state in."""
+"""Directory in an archive's root in which ``archive watch`` keeps its state."""
 ARCHIVE_SETTINGS: Final = "steward.toml"
+"""Name of the configuration file in ARCHIVE_STATE."""
 ARCHIVE_SOCKET: Final = "steward.sock"
+"""Name of the daemon's socket in ARCHIVE_STATE."""
 URL: Final = "STEWARD_URL"
-"""The variable that names another host's Steward …"""
+"""Environment variable with the address of another host's Steward …"""
 MUNGE_SOCKET: Final = "STEWARD_MUNGE_SOCKET"
-"""… and the one that names another munged than the host's usual one."""
+"""… and the one with the socket of another munged."""
 
 
 class ClientFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """client.toml: where commands on this host ask.
+    """Content of client.toml: where commands on this host send requests.
 
     Attributes:
-        socket: A daemon's socket; "" for the usual one.
-        url: Instead of it, where Steward's pages are.
-        token_file: Where a user's token is; ``~`` is their home.
-        ca_file: Certificates that the pages' own is checked against; "" for the system's.
-        munge_socket: Socket of the munged that says who somebody without a token is; "" for
+        socket: Unix socket of a daemon; "" for the usual one.
+        url: Address of Steward's pages, instead of a socket.
+        token_file: File with a user's token; ``~`` is the user's home.
+        ca_file: CA certificates that verify the pages'; "" for the system's.
+        munge_socket: Socket of the munged that identifies users without a token; "" for
             MUNGE's default.
     """
 
@@ -86,7 +94,7 @@ class ClientFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def local(registry: Registry, action: Action, request: Any) -> Iterator[Any]:
-    """Run an action in this process, as whoever runs it."""
+    """Run an action in this process, as its user; yield items and answer."""
     result = registry.call(action.name, this_user(), request)
     if action.stream:
         yield from result
@@ -95,7 +103,7 @@ def local(registry: Registry, action: Action, request: Any) -> Iterator[Any]:
 
 
 def settings_here(place: Place) -> Settings:
-    """The settings of a command that works on Steward's files itself.
+    """Return the settings for a command that works on Steward's files directly.
 
     Raises:
         UsageError: Nothing is configured here, or it is not ours to work on.
@@ -109,11 +117,11 @@ def settings_here(place: Place) -> Settings:
 
 
 def settings_readable(place: Place) -> Settings | None:
-    """The settings that were named, or those of this host; None where this user may read none.
+    """Read the named settings, or this host's; return None if this user may read none.
 
     Raises:
         ConfigError: They cannot be understood.
-        UsageError: What was named is no archive.
+        UsageError: The named directory is no archive.
     """
     if place.archive:
         path = settings_of_archive(place.archive)
@@ -135,12 +143,12 @@ def settings_readable(place: Place) -> Settings | None:
 
 
 def settings_of_archive(archive: str) -> str:
-    """The configuration file that ``archive watch`` left in an archive."""
+    """Return the path of the configuration file of ``archive watch`` in an archive."""
     return os.path.join(os.path.abspath(archive), ARCHIVE_STATE, ARCHIVE_SETTINGS)
 
 
 def archive_socket(place: Place) -> str:
-    """The socket in an archive whose settings only its owner may read; "" for all others."""
+    """Return an archive's socket if only its owner may read its settings; else ""."""
     if not place.archive:
         return ""
     settings = settings_of_archive(place.archive)
@@ -150,7 +158,7 @@ def archive_socket(place: Place) -> str:
 
 
 def listens_at(path: str, config: str) -> bool:
-    """Whether the daemon of a configuration listens on a socket, as far as may be read here."""
+    """Return whether the daemon of a configuration listens on a socket; False if unreadable."""
     try:
         return load(config).socket == path
     except ConfigError:
@@ -158,7 +166,7 @@ def listens_at(path: str, config: str) -> bool:
 
 
 def is_ours(settings: Settings) -> bool:
-    """Whether whoever runs this is root or Steward's user."""
+    """Return whether this process runs as root or Steward's user."""
     uid = os.geteuid()
     if uid == 0:
         return True
@@ -170,7 +178,7 @@ def is_ours(settings: Settings) -> bool:
 
 
 def named_by_host() -> str | Web:
-    """The socket or the pages that this host's client file names.
+    """Return the socket or the API that this host's client file names.
 
     Raises:
         UsageError: The file cannot be read.
@@ -184,7 +192,7 @@ def named_by_host() -> str | Web:
 
 
 def named_by_user() -> Web | None:
-    """The pages that the environment names; None if it names none."""
+    """Return the API that the environment names; None if it names none."""
     url = os.environ.get(URL, "")
     if not url:
         return None
@@ -202,7 +210,7 @@ def _web(found: ClientFile, url: str) -> Web:
 
 
 def client_file() -> ClientFile:
-    """What this host's client file says.
+    """Read this host's client file.
 
     Raises:
         UsageError: It cannot be read.

@@ -1,4 +1,8 @@
-"""Asks a daemon through its Unix socket."""
+"""Unix socket transport: send a request to the local daemon and decode its reply lines.
+
+``remote`` is the entry point; ``replies``, ``told`` and ``not_understood`` decode the lines of
+an answer and serve ``web.py`` too.
+"""
 
 import contextlib
 import random
@@ -16,25 +20,25 @@ from steward.core.waits import Backoff
 from steward.daemon.requests import Busy, Reply, address, ask_line, error_of, read_reply
 
 _CONNECT_S: Final = 10
-"""How long a place in the daemon's queue is waited for, and turns are."""
+"""Longest wait for a place in the daemon's queue, and for retries while it is busy."""
 _TIMEVAL: Final = struct.Struct("ll")
 SILENCE_S: Final = 330.0
-"""How long an answer may be silent: a little longer than the daemon lets an action be."""
+"""Longest silence within an answer, in seconds: slightly more than an action may take."""
 
 
 def remote(path: str, action: Action, request: Any, key: str = "") -> Iterator[Any]:
-    """Ask the daemon that listens on a socket.
+    """Send a request to the daemon that listens on a socket; yield items and answer.
 
     Args:
-        path: The socket's.
-        action: What is asked for.
+        path: Path of the socket.
+        action: The action.
         request: A value of its request type.
-        key: Under which it is done once; "" for none.
+        key: Idempotency key; "" for none.
 
     Raises:
         DaemonAway: No daemon answers.
         ClientError: Its answer cannot be understood.
-        StewardError: Whatever the action refuses or cannot do.
+        StewardError: The action rejects the request or fails.
     """
     until = time.monotonic() + _CONNECT_S
     backoff = Backoff(0.05, 1.0)
@@ -42,7 +46,7 @@ def remote(path: str, action: Action, request: Any, key: str = "") -> Iterator[A
         try:
             yield from _asked(path, action, request, key)
         except Busy:
-            # Nothing of it was done, nor told.
+            # The daemon neither ran nor answered any part of it.
             wait_s = backoff.next_s() * random.uniform(0.5, 1.5)  # noqa: S311 - no secret
             if time.monotonic() + wait_s >= until:
                 raise
@@ -53,7 +57,7 @@ def remote(path: str, action: Action, request: Any, key: str = "") -> Iterator[A
 
 def _asked(path: str, action: Action, request: Any, key: str) -> Iterator[Any]:
     with _connect(path) as connection:
-        # Who is turned away is not listened to; why is what is read next.
+        # A rejected client's request is not read; the reason is read next.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(ask_line(action.name, request, key=key))
         with connection.makefile("rb") as lines:
@@ -61,11 +65,11 @@ def _asked(path: str, action: Action, request: Any, key: str) -> Iterator[Any]:
 
 
 def told(action: Action, found: Iterator[Reply]) -> Iterator[Any]:
-    """The items of a stream and its answer, from the lines that tell them.
+    """Decode reply lines; yield the items of a stream, then the answer.
 
     Raises:
         ClientError: They cannot be understood.
-        StewardError: What a line says that went wrong.
+        StewardError: The error that a line reports.
     """
     items = msgspec.json.Decoder(_union(action.items))
     for reply in found:
@@ -82,11 +86,11 @@ def told(action: Action, found: Iterator[Reply]) -> Iterator[Any]:
 
 
 def replies(lines: BinaryIO, who: str) -> Iterator[Reply]:
-    """The lines of an answer; there is no end but the last of them.
+    """Read the reply lines of an answer; only the last line ends it.
 
     Raises:
         DaemonAway: They break off.
-        ClientError: One is none.
+        ClientError: A line is invalid.
     """
     while True:
         try:
@@ -104,16 +108,17 @@ def replies(lines: BinaryIO, who: str) -> Iterator[Reply]:
 
 
 def not_understood(who: str, error: Exception) -> ClientError:
-    """An answer that makes no sense."""
+    """Make the error for an answer that cannot be decoded."""
     return ClientError(
         f"the answer of {who} cannot be understood: is it of another release? ({error})", who
     )
 
 
 def _connect(path: str) -> socket.socket:
+    """Connect to the daemon, waiting for a place in its queue."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     # The kernel waits for a place in the daemon's queue; with a time-out of Python's it would
-    # say at once that there is none.
+    # fail at once if the queue is full.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(_CONNECT_S, 0))
     try:
         with address(path) as name:

@@ -1,7 +1,7 @@
-"""Asks through the API of Steward's pages, from hosts that have no daemon.
+"""HTTPS transport: send requests to the API of Steward's pages, for hosts without a daemon.
 
-What lets us in is a token: that of ``STEWARD_TOKEN``, or what stands in a file
-that nobody else can read. Where there is neither, this host's munged says who we are.
+``over_https`` is the entry point. The user is identified by a token, from ``STEWARD_TOKEN`` or
+a file that nobody else can read; without one, by this host's munged.
 """
 
 import os
@@ -31,11 +31,17 @@ if TYPE_CHECKING:
     from http.client import HTTPConnection, HTTPResponse
 
 TOKEN: Final = "STEWARD_TOKEN"  # noqa: S105 - a variable's name
+"""Environment variable with the API token."""
 TOKEN_FILE: Final = "~/.config/steward/token"  # noqa: S105 - a file's name
+"""Default file with the API token."""
 _LONGEST_TOKEN: Final = 512
+"""Longest token, in bytes."""
 _LONGEST_PROBLEM: Final = 1 << 16
+"""Longest error response that is decoded, in bytes."""
 _HERE: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+"""Hosts for which plain HTTP is allowed."""
 _LINES: Final = "application/jsonl"
+"""Content type of a stream: one JSON object a line."""
 
 _FAMILIES: Final[dict[int, type[StewardError]]] = {
     400: UsageError,
@@ -51,6 +57,7 @@ _FAMILIES: Final[dict[int, type[StewardError]]] = {
     503: Unavailable,
     504: DaemonAway,
 }
+"""Exception class for each HTTP status."""
 
 
 class _Problem(msgspec.Struct, frozen=True):
@@ -58,19 +65,19 @@ class _Problem(msgspec.Struct, frozen=True):
 
 
 def over_https(web: Web, action: Action, request: Any, key: str = "") -> Iterator[Any]:
-    """Ask the API.
+    """Send a request to the API; yield items and answer.
 
     Args:
-        web: Where.
-        action: What is asked for.
+        web: Address and credentials of the API.
+        action: The action.
         request: A value of its request type.
-        key: Under which it is done once; "" for none.
+        key: Idempotency key; "" for none.
 
     Raises:
-        UsageError: The address is none, or there is neither a token nor MUNGE.
+        UsageError: The address is invalid, or there is neither a token nor MUNGE.
         DaemonAway: Nobody answers there.
         ClientError: The answer cannot be understood.
-        StewardError: Whatever the action refuses or cannot do.
+        StewardError: The action rejects the request or fails.
     """
     where = _split(web.url)
     below, body = f"/api/v1/ask/{action.name}", msgspec.json.encode(request)
@@ -91,10 +98,10 @@ def over_https(web: Web, action: Action, request: Any, key: str = "") -> Iterato
 
 
 def token_of(web: Web) -> str:
-    """What lets us in; "" where there is none.
+    """Return this user's API token; "" if there is none.
 
     Raises:
-        UsageError: It is none, or its file can be read by others.
+        UsageError: It is malformed, or its file can be read by others.
     """
     given = web.token or os.environ.get(TOKEN, "")
     if given:
@@ -117,7 +124,7 @@ def token_of(web: Web) -> str:
 
 
 def _by_munge(web: Web, where: SplitResult, path: str, body: bytes) -> str:
-    """The header that says who we are by MUNGE, for this request alone."""
+    """Make an Authorization header with a MUNGE credential for this request alone."""
     from steward.core.munge import SCHEME, Munge, MungeUnavailable, statement
 
     try:
@@ -140,6 +147,7 @@ def _sound(token: str, where: str) -> str:
 
 
 def _split(url: str) -> SplitResult:
+    """Parse and check the URL of the pages; plain HTTP only to this host."""
     try:
         found = urlsplit(url)
         found.port  # noqa: B018 - raises where it is none
@@ -153,6 +161,7 @@ def _split(url: str) -> SplitResult:
 
 
 def _connection(where: SplitResult, ca_file: str) -> "HTTPConnection":
+    """Make the HTTP or HTTPS connection."""
     from http.client import HTTPConnection, HTTPSConnection
 
     assert where.hostname is not None
@@ -170,6 +179,7 @@ def _connection(where: SplitResult, ca_file: str) -> "HTTPConnection":
 def _asked(
     connection: "HTTPConnection", path: str, body: bytes, headers: dict[str, str], url: str
 ) -> "HTTPResponse":
+    """Send the POST request and return the response."""
     from http.client import HTTPException
 
     try:
@@ -181,6 +191,7 @@ def _asked(
 
 
 def _read(response: "HTTPResponse", action: Action, url: str) -> Iterator[Any]:
+    """Decode a response: a stream of lines, one answer, or an error."""
     kind = response.headers.get_content_type()
     if response.status == 200 and kind == _LINES:
         lines = cast("BinaryIO", response)
@@ -206,6 +217,7 @@ def _body(response: "HTTPResponse", url: str) -> bytes:
 
 
 def _error(status: int, kind: str, text: bytes, url: str) -> StewardError:
+    """Make the exception for an error response."""
     family = _FAMILIES.get(status, ClientError)
     if kind != "application/problem+json":
         away = family if issubclass(family, Unavailable) else ClientError

@@ -1,1 +1,1 @@
-"""What all packages share: events, the journal, consumers, settings, files and processes."""
+"""Shared mechanisms of all packages: events, journal, consumers, settings, access, files."""

@@ -1,9 +1,10 @@
-"""Who asks, and what they may see: the one place that decides.
+"""Access control: roles, what each may see, token scopes, and role data from Slurm.
 
-Everything is decided from data that the caller hands in; to decide, this module
-asks nobody. Roles are Slurm's AdminLevel and coordinators, job records follow the
-cluster's PrivateData, scripts and environments are their owner's and the
-operators'.
+:class:`Access` makes every decision, from data that its caller provides; it queries nobody.
+Roles are Slurm's AdminLevel and coordinators. Job records follow the cluster's PrivateData;
+scripts and environments belong to their owner and the operators. ``check_scope`` limits API
+tokens to the actions of their scopes. :class:`Standings` stores each cluster's roles in a
+status file, and ``access_of`` puts all of it together.
 """
 
 import os
@@ -21,18 +22,17 @@ from steward.core.files import StatusWriteError, read_status, write_status
 
 
 class Asker(msgspec.Struct, frozen=True, kw_only=True):
-    """Who asks.
+    """The user who sends a request.
 
     Attributes:
-        uid: As the kernel, MUNGE or a token says.
-        user: The name that the uid resolves to now; "" if to none.
+        uid: Uid, as the kernel, MUNGE or a token says.
+        user: User name that the uid resolves to now; "" for none.
         how: ``socket``, ``local`` (the process itself), ``munge``, ``session`` or ``token``.
-        by_munge: Whether MUNGE says so, or said so when their session was opened.
-        by_proxy: Whether a proxy's word says so, or said so when their session was opened.
-        scopes: Scopes of their token; None without a token, which limits nothing.
-        rank: How far the rights of an operator or administrator go, where they are one: ``full``;
-            ``reads``, they see what operators see and change what users change; ``user``, they
-            have none of them.
+        by_munge: Whether MUNGE identified the user, now or when the session was opened.
+        by_proxy: Whether a proxy identified the user, now or when the session was opened.
+        scopes: Scopes of the token; None without a token, which limits nothing.
+        rank: Effective rights of an operator or administrator: ``full``; ``reads``, see as an
+            operator but change as a user; ``user``, no operator rights.
     """
 
     uid: int
@@ -45,7 +45,7 @@ class Asker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def this_user() -> Asker:
-    """Whoever runs this process."""
+    """Return the user of this process."""
     uid = os.geteuid()
     try:
         user = pwd.getpwuid(uid).pw_name
@@ -55,13 +55,13 @@ def this_user() -> Asker:
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """What one cluster's Slurm says about who stands where.
+    """Roles and privacy settings of one cluster, as Slurm reports them.
 
     Attributes:
         private_data: The cluster's PrivateData words, in lower case ("jobs", "usage" …).
         admins: Names of users whose AdminLevel in slurmdbd is Operator or Administrator.
         administrators: Those of them whose AdminLevel is Administrator.
-        coordinators: For each account the names of its coordinators.
+        coordinators: Names of the coordinators of each account.
     """
 
     private_data: frozenset[str] = frozenset()
@@ -71,13 +71,13 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Scope(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose jobs or scripts of one cluster somebody may see, as a filter for queries.
+    """Filter for queries: whose jobs or scripts of one cluster a user may see.
 
     Attributes:
-        everything: All of them; the other attributes then do not matter.
-        uid: Those of this uid …
-        user: … and, for scripts, only those submitted under this name; "" for any name.
-        accounts: Beside these, all that were charged to one of these accounts.
+        everything: Whether all are visible; the other attributes then do not matter.
+        uid: Jobs of this uid are visible …
+        user: … for scripts, only if submitted under this user name; "" for any name.
+        accounts: Jobs charged to one of these accounts are visible too.
     """
 
     everything: bool = False
@@ -87,15 +87,15 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Access:
-    """The decisions.
+    """Access decisions for all users and clusters.
 
     Args:
-        settings: The configuration's [access].
-        own_uid: The uid that Steward runs as.
-        standing: What a cluster's Slurm says of who stands where; None where it was
-            never asked or never answered, which lets nobody see more than their own.
-        led: Which of the bank's accounts somebody leads, by name and by the accounts that they
-            coordinate; None where there is no bank.
+        settings: Section [access] of the configuration.
+        own_uid: Uid that Steward runs as.
+        standing: Returns a cluster's roles; None if Slurm was never asked or never answered,
+            which lets nobody see more than their own jobs.
+        led: Returns the bank accounts that a user leads, from the user name and the accounts
+            that the user coordinates; None without a bank.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Access:
         self._led = led
 
     def is_operator(self, asker: Asker, cluster: str) -> bool:
-        """Whether the asker may see and do everything on ``cluster``."""
+        """Return whether the asker may see and do everything on ``cluster``."""
         if self.is_administrator(asker, cluster):
             return True
         if not asker.user or asker.rank == "user":
@@ -122,10 +122,10 @@ class Access:
         )
 
     def is_administrator(self, asker: Asker, cluster: str) -> bool:
-        """Whether the asker may change on ``cluster`` what Slurm lets only its own user change.
+        """Return whether the asker may change on ``cluster`` what Slurm reserves to SlurmUser.
 
         These are the users whose AdminLevel is Administrator, and those that the configuration
-        names; nodes and partitions are theirs, while operators have reservations and jobs.
+        names; they may change nodes and partitions, operators reservations and jobs.
         """
         if asker.rank == "user":
             return False
@@ -139,17 +139,17 @@ class Access:
         )
 
     def may_see_nodes(self, asker: Asker, cluster: str) -> bool:
-        """Whether the asker may see nodes: everyone may, unless PrivateData says ``nodes``."""
+        """Return whether the asker may see nodes: everyone, unless PrivateData says ``nodes``."""
         return self.may_see_all(asker, cluster, "nodes")
 
     def may_see_all(self, asker: Asker, cluster: str, what: str) -> bool:
-        """Whether the asker may see what PrivateData would hide under this word."""
+        """Return whether the asker may see what PrivateData hides under the word ``what``."""
         standing = self._standing(cluster)
         is_public = standing is not None and what not in standing.private_data
         return is_public or self.is_operator(asker, cluster)
 
     def coordinated(self, asker: Asker, cluster: str) -> frozenset[str]:
-        """The accounts of ``cluster`` that the asker coordinates."""
+        """Return the accounts of ``cluster`` that the asker coordinates."""
         standing = self._standing(cluster)
         if not asker.user or standing is None:
             return frozenset()
@@ -158,14 +158,14 @@ class Access:
         )
 
     def led(self, asker: Asker, cluster: str) -> frozenset[str]:
-        """The accounts that the asker coordinates on ``cluster`` or owns, and all below these."""
+        """Return accounts that the asker coordinates on ``cluster`` or owns, and those below."""
         coordinated = self.coordinated(asker, cluster)
         if self._led is None or not asker.user:
             return coordinated
         return coordinated | self._led(asker.user, coordinated)
 
     def scope(self, asker: Asker, cluster: str) -> Scope:
-        """Whose job records the asker may see: everyone's, unless PrivateData says ``jobs``."""
+        """Return whose job records the asker may see: all, unless PrivateData says ``jobs``."""
         standing = self._standing(cluster)
         is_public = standing is not None and "jobs" not in standing.private_data
         if is_public or self.is_operator(asker, cluster):
@@ -173,37 +173,38 @@ class Access:
         return Scope(uid=asker.uid, accounts=self.led(asker, cluster))
 
     def script_scope(self, asker: Asker, cluster: str) -> Scope:
-        """Whose scripts and environments the asker may read."""
+        """Return whose scripts and environments the asker may read."""
         if self.is_operator(asker, cluster):
             return Scope(everything=True)
         by_account = self._settings.coordinators_read_scripts
         accounts = self.led(asker, cluster) if by_account else frozenset()
-        # A uid that resolves to no name now owns nothing: it may have been somebody else's.
+        # A uid without a name owns nothing: it may have belonged to somebody else.
         uid = asker.uid if asker.user else None
         return Scope(uid=uid, user=asker.user, accounts=accounts)
 
     def may_see_job(self, asker: Asker, cluster: str, uid: int | None, account: str) -> bool:
-        """Whether the asker may see the record of a job of this owner and account."""
+        """Return whether the asker may see the record of a job of this owner and account."""
         return _covers(self.scope(asker, cluster), uid, "", account)
 
     def may_read_script(
         self, asker: Asker, cluster: str, *, uid: int | None, user_at_submit: str, account: str
     ) -> bool:
-        """Whether the asker may read a job's script and environment.
+        """Return whether the asker may read a job's script and environment.
 
         Args:
-            asker: Who asks.
-            cluster: The job's cluster.
-            uid: The job's uid; None while Slurm has not confirmed one (operators only).
-            user_at_submit: The name that the uid resolved to at submit, "" if to none. The
-                owner of both is let in, so that who was given a former user's uid, or a
-                former user's name, is not.
-            account: The account the job is charged to.
+            asker: The user who asks.
+            cluster: Cluster of the job.
+            uid: Uid of the job; None while Slurm has not confirmed one (operators only).
+            user_at_submit: Name that the uid resolved to at submit, "" for none. Both uid and
+                name must match, so that the new holder of a former user's uid or name is
+                rejected.
+            account: Account the job is charged to.
         """
         return _covers(self.script_scope(asker, cluster), uid, user_at_submit, account)
 
 
 def _covers(scope: Scope, uid: int | None, user: str, account: str) -> bool:
+    """Return whether a scope includes a job or script of this owner and account."""
     if scope.everything:
         return True
     if uid is None:
@@ -222,7 +223,7 @@ SCOPES: Final[dict[TokenScope, str]] = {
     "actions": "have something done to a cluster, or to jobs",
     "admin": "look after Steward itself",
 }
-"""The scopes, and what each lets a token do."""
+"""Token scopes, and what each permits."""
 
 ALL: Final[frozenset[TokenScope]] = frozenset(get_args(TokenScope))
 
@@ -232,7 +233,7 @@ _ROOMS: Final[dict[str, TokenScope]] = {
     "archive": "scripts",
     **dict.fromkeys(("rules", "journal", "credentials"), "admin"),
 }
-"""The scope of a room's actions, but for …"""
+"""Scope of a package's actions, except …"""
 
 _OTHERS: Final[dict[str, TokenScope]] = {
     **dict.fromkeys(("archive.list", "archive.sinks", "rules.check"), "read"),
@@ -258,23 +259,23 @@ _OTHERS: Final[dict[str, TokenScope]] = {
 """… these."""
 
 READS: Final[frozenset[TokenScope]] = frozenset({"read", "scripts"})
-"""The scopes of actions that change nothing."""
+"""Scopes whose actions change nothing."""
 
 ALWAYS: Final = frozenset({"credentials.me"})
-"""What every token lets through, whatever it was made for: whose it is."""
+"""Actions that every token permits, whatever its scopes: show its owner."""
 
 
 class NotInScope(Refused):
-    """A token that was not made for this."""
+    """A token lacks the scope of an action."""
 
 
 def scope_of(action: str) -> TokenScope:
-    """The scope that an action takes, by its name."""
+    """Return the scope that an action requires, by its name."""
     return _OTHERS.get(action) or _ROOMS.get(action.partition(".")[0], "admin")
 
 
 def check_scope(asker: Asker, action: str) -> None:
-    """Refuse an action that the asker's token was not made for.
+    """Reject an action for which the asker's token has no scope.
 
     Raises:
         NotInScope: The token has another scope.
@@ -291,22 +292,22 @@ def check_scope(asker: Asker, action: str) -> None:
 
 
 def is_known(action: str) -> bool:
-    """Whether somebody has thought about the scope of this action."""
+    """Return whether this action has an explicit scope, rather than the default "admin"."""
     return action in _OTHERS or action.partition(".")[0] in _ROOMS
 
 
 OLDEST_S = 86400.0
-"""Seconds after which a standing is not believed any more."""
+"""Age, in seconds, above which stored roles are ignored."""
 
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class StandingsUnavailable(Unavailable):
-    """The standings cannot be written now."""
+    """The status file of a cluster's roles cannot be written now."""
 
 
 class Standings:
-    """The standings of all clusters, one file each.
+    """Stored roles of all clusters, one status file each.
 
     Args:
         state_dir: Steward's state directory.
@@ -316,7 +317,7 @@ class Standings:
         self._state_dir = state_dir
 
     def put(self, cluster: str, standing: Standing) -> None:
-        """Keep what a cluster's Slurm says now.
+        """Write a cluster's present roles.
 
         Raises:
             StandingsUnavailable: It cannot be written.
@@ -327,19 +328,19 @@ class Standings:
             raise StandingsUnavailable(str(error), error.offender) from error
 
     def get(self, cluster: str) -> Standing | None:
-        """What a cluster's Slurm last said; None if that is unknown or too long ago."""
+        """Read a cluster's last reported roles; None if absent or too old."""
         try:
             found = read_status(self._path(cluster), Standing)
         except StewardError:
             return None  # no cluster of ours: nothing is granted
-        # Not asked yet: nothing is known, and nothing is granted.
+        # Without a file nothing is known, and nothing is granted.
         return found[0] if found and time.time() - found[1] < OLDEST_S else None
 
     def version(self, cluster: str) -> tuple[int, int]:
-        """Tell one file of a cluster's standing from the next, without reading it.
+        """Identify the present file of a cluster's roles, without reading it.
 
         Returns:
-            Its inode and modification time in ns, both 0 where there is none.
+            Its inode and modification time in ns, both 0 if there is none.
         """
         try:
             of = os.stat(self._path(cluster))
@@ -356,15 +357,15 @@ class Standings:
 def access_of(
     settings: Settings, led: Callable[[str, frozenset[str]], frozenset[str]] | None = None
 ) -> Access:
-    """Who may see what, by the configuration and by what Slurm last said.
+    """Make the access decisions of a configuration, with the stored roles.
 
     Args:
         settings: The configuration.
-        led: Which of the bank's accounts somebody leads, as :class:`Access` takes it.
+        led: Bank accounts that a user leads, as :class:`Access` takes it.
     """
     try:
         own_uid = os.stat(settings.state_dir).st_uid
     except OSError:
-        # Nothing is there to be seen yet, by anyone.
+        # Without a state directory there is nothing to see yet, for anyone.
         own_uid = os.geteuid()
     return Access(settings.access, own_uid, Standings(settings.state_dir).get, led)

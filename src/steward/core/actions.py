@@ -1,9 +1,9 @@
-"""What Steward can be asked to do, by name: one way in for command line, socket and rules.
+"""Actions: their declaration, decoding of requests, and the registry that runs them by name.
 
-A room describes its actions here once, with the shapes of request and answer,
-and whoever asks goes through :meth:`Registry.call`. So there is one place
-where a request is read and one function that is run, whoever asks, and what
-the asker may see is decided inside that function.
+Each package declares its actions as :class:`Action` values with the Structs of request and
+answer. The command line, the socket, HTTP and rules all run them through
+:meth:`Registry.call`, so a request is decoded and its token scope checked in one place; the
+action's function decides what the asker may see.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,16 +18,16 @@ Role = Literal["everyone", "operator", "administrator"]
 
 LEAST: Final = -(2**63)
 MOST: Final = 2**63 - 1
-"""The whole numbers that can be asked about: no database takes others."""
+"""Range of integers in requests: no database takes others."""
 
 
 class ActionError(UsageError):
-    """There is no such action, or the request is not of its shape."""
+    """There is no such action, or the request does not match its type."""
 
 
 def is_in_bounds(value: Any) -> bool:
-    """Whether all whole numbers in plain values are from :data:`LEAST` to :data:`MOST`."""
-    # However deep the values are: who asks may choose that, too.
+    """Return whether all integers in plain values are from :data:`LEAST` to :data:`MOST`."""
+    # Iterative, because the client also chooses how deep the values are nested.
     waiting = [value]
     while waiting:
         one = waiting.pop()
@@ -42,40 +42,40 @@ def is_in_bounds(value: Any) -> bool:
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """What requests and answers have in common: keyword-only, immutable."""
+    """Base class of requests and answers: keyword-only, immutable."""
 
 
 class Request(Shape, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Something asked; a field that it does not have is an error."""
+    """Base class of requests; an unknown field is an error."""
 
 
 class Answer(Shape, frozen=True, kw_only=True):
-    """Something answered.
+    """Base class of answers.
 
     Attributes:
-        version: Of the shape.
+        version: Version of the type.
     """
 
     version: int = 1
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that can be asked for.
+    """Declaration of one action.
 
     Attributes:
-        name: ``room.verb``, such as ``archive.list``.
+        name: ``package.verb``, such as ``archive.list``.
         help: One line for people.
-        request: The Struct that a request is decoded into.
-        answer: The Struct that comes back; where ``stream`` is set, the last item.
-        run: Called as ``run(context, asker, request)``; the context is the room's own
+        request: Struct that a request is decoded into.
+        answer: Struct of the answer; if ``stream`` is set, the last item.
+        run: Called as ``run(context, asker, request)``; the package makes the context
             (for ``archive`` a :class:`steward.archive.context.Library`).
         stream: Whether ``run`` returns an iterator: items of the types in ``items``,
             then one ``answer``, which is always the last.
-        items: The tagged Structs that a stream may hold before its answer.
+        items: Tagged Structs that a stream may yield before its answer.
         writes: Whether it needs the running daemon, because it appends to the journal.
-        only_reads: Whether it changes nothing, so that it may be ended anywhere: as soon as
-            whoever asked has gone.
-        role: Who it is for, to group it in help; the rights are decided by ``run``.
+        only_reads: Whether it changes nothing, so that it may be cancelled at any point, as
+            soon as the client disconnects.
+        role: Audience, to group it in help; ``run`` decides on permissions.
     """
 
     name: str
@@ -91,15 +91,15 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def room(self) -> str:
-        """The part of the name before the dot."""
+        """Package of the action: the part of the name before the dot."""
         return self.name.partition(".")[0]
 
 
 def request_of(action: Action, args: Any) -> Any:
-    """The request of an action that plain values stand for.
+    """Decode plain values into an action's request.
 
     Raises:
-        ActionError: They are not of its shape, or hold a number that is too large.
+        ActionError: They do not match its type, or hold a number that is too large.
     """
     name = action.name
     try:
@@ -117,16 +117,16 @@ def request_of(action: Action, args: Any) -> Any:
 
 
 Room = Callable[[], Any]
-"""Makes a room's context when its first action is called."""
+"""Make a package's context, when its first action is called."""
 
 
 class Registry:
-    """The actions by name, and the contexts that they run in.
+    """Registry of actions by name, with the contexts that they run in.
 
     Args:
-        actions: Every action that can be asked for.
-        rooms: For each room the maker of its context; called once, when first needed.
-            Without a maker a room's actions can be described but not run.
+        actions: All actions to register.
+        rooms: For each package the maker of its context; called once, when first needed.
+            Without a maker a package's actions can be described but not run.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Registry:
             self.add(action)
 
     def add(self, action: Action) -> None:
-        """Add one action.
+        """Register one action.
 
         Raises:
             ActionError: The name is taken.
@@ -152,7 +152,7 @@ class Registry:
         return iter(self._actions.values())
 
     def get(self, name: str) -> Action:
-        """The action of that name.
+        """Return the action of that name.
 
         Raises:
             ActionError: There is none.
@@ -163,27 +163,27 @@ class Registry:
         return action
 
     def decode(self, name: str, args: Any) -> Any:
-        """The request that plain JSON values stand for.
+        """Decode plain JSON values into an action's request.
 
         Raises:
-            ActionError: There is no such action, or the values are not of its shape, or hold
+            ActionError: There is no such action, or the values do not match its type, or hold
                 a number that is too large.
         """
         return request_of(self.get(name), args)
 
     def call(self, name: str, asker: Asker, request: Any) -> Any:
-        """Run an action: its answer, or the iterator of a stream's items and answer.
+        """Run an action; return its answer, or the iterator of a stream's items and answer.
 
         Args:
-            name: The action's name.
-            asker: Who asks, as the kernel or a token says.
+            name: Name of the action.
+            asker: The caller, as the kernel or a token says.
             request: A value of the action's request type.
 
         Raises:
-            ActionError: There is no such action, or its room has no context here.
-            NotInScope: The asker's token was not made for it; also where another action asks
-                for them.
-            StewardError: Whatever the action itself refuses or cannot do.
+            ActionError: There is no such action, or its package has no context here.
+            NotInScope: The asker's token lacks the scope; also when another action calls this one
+                for the asker.
+            StewardError: The action rejects the request or fails.
         """
         action = self.get(name)
         check_scope(asker, name)

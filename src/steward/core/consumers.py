@@ -1,9 +1,10 @@
-"""How events are put to use: the shape of a consumer, and the loop that feeds it.
+"""Consumers: the interface of what applies events, and the loop that feeds it from the journal.
 
-A consumer remembers its own cursor, in the same transaction as its effect, so
-that a batch is put to use once however often the process is killed. *Unavailable*
-stops it and is retried for ever with back-off. *Rejected* concerns one event:
-it is tried thrice, then set aside with its error, and the next event goes on.
+A :class:`Consumer` commits its own cursor in the same transaction as its effect, so that a
+batch is applied once however often the process is killed. :class:`Feed` reads the journal for
+one consumer and ``feed_all`` runs the feeds of a process. *Unavailable* stops a consumer and
+is retried indefinitely with back-off. *Rejected* concerns one event: after three attempts it
+becomes a dead letter with its error, and the next event follows.
 """
 
 import logging
@@ -22,16 +23,16 @@ from steward.core.waits import Backoff, Stop
 log = logging.getLogger(__name__)
 
 Append = Callable[[Sequence[Event]], None]
-"""Appends events to the journal; returns when they are durable."""
+"""Append events to the journal; returns when they are durable."""
 
 
 class Rejected(StewardError):
-    """This one event cannot be put to use; ``offender`` is the event.
+    """A consumer cannot apply this one event; ``offender`` is the event.
 
     Args:
-        what: Why not.
+        what: The reason.
         event: The event.
-        more: Others of the same batch, each with its own reason.
+        more: Rejections of other events of the same batch.
     """
 
     def __init__(self, what: str, event: Event, more: "Sequence[Rejected]" = ()) -> None:
@@ -41,77 +42,79 @@ class Rejected(StewardError):
 
 
 class Consumer(Protocol):
-    """One use of the events."""
+    """Interface of a consumer: what applies events of certain kinds to a projection or sink."""
 
     name: str
     kinds: frozenset[str]
     batch_events: int
-    """How many events it is given at once at the most."""
+    """Largest number of events in one call of :meth:`apply`."""
 
     def cursor(self) -> int:
-        """Position of the last event that was put to use; 0 at first."""
+        """Return the position of the last applied event; 0 at first."""
         ...
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:
-        """Put events to use and move the cursor to ``upto``, both or neither.
+        """Apply events and move the cursor to ``upto``, both or neither.
 
-        Called again with the same events after a crash, so every effect outside
-        the consumer's own database must be harmless when repeated. Events that
-        follow from these are appended before the cursor is committed; their
-        keys are made from the events that caused them.
+        Called again with the same events after a crash, so every effect outside the
+        consumer's own database must be harmless when repeated. Events that follow from
+        these are appended before the cursor is committed; their keys derive from the
+        events that caused them.
 
         Raises:
             Unavailable: Try again later; nothing of the batch counts as done.
-            Rejected: The event it names cannot be put to use.
+            Rejected: The event it names cannot be applied.
         """
         ...
 
     def tick(self, append: Append) -> float:
-        """Do what is due by the clock; returns seconds until the next call at the latest.
+        """Do timed work; return the seconds until the next call at the latest.
 
-        Called after every batch of events as well.
+        Also called after every batch of events.
 
         Raises:
             Unavailable: Try again later; no further event is given until then.
-            Rejected: These events were taken in, and turn out to be of no use; they are set
-                aside at once. The next call tells that they were.
+            Rejected: Events accepted earlier cannot be applied after all; they become dead
+                letters at once. The next call of tick confirms that.
         """
         ...
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""
         ...
 
 
 @runtime_checkable
 class Holding(Consumer, Protocol):
-    """A consumer that still needs events, and the bytes they tell of, behind its cursor."""
+    """A consumer that still needs events behind its cursor, and the bytes they refer to."""
 
     def needed_from(self) -> int | None:
-        """Position of the oldest event that it needs; None for none."""
+        """Return the position of the oldest event that it needs; None for none."""
         ...
 
 
 class Link(Protocol):
-    """The way to the journal's writer: ``JournalLink`` between processes."""
+    """Interface to the journal's writer: ``JournalLink`` between processes."""
 
     def append(self, new: Sequence[Event]) -> None:
         """Append events; returns when they are durable."""
         ...
 
     def tell(self, *message: Any) -> None:
-        """Say passed, aside or revived; no answer is waited for."""
+        """Send a "passed", "aside" (dead letter) or "revived" message; wait for no answer."""
         ...
 
 
 _TRIES = 3
+"""Attempts to apply an event before it becomes a dead letter."""
 _NO_NEWS = sys.maxsize
+"""Position beyond which no event matters, for a consumer that waits to retry."""
 _NUMBER = re.compile(r"[0-9]+")
-"""Numbers change in what is the same trouble: "(after 307ms in state CONNECT)"."""
+"""Numbers that vary within the same problem: "(after 307ms in state CONNECT)"."""
 
 
 class Pace:
-    """How much was put to use of late, counted in slices of time.
+    """Rate of applied events over the last minute, counted in slices of five seconds.
 
     Args:
         clock: Monotonic clock, in seconds.
@@ -126,7 +129,7 @@ class Pace:
         self._slices: deque[tuple[float, int]] = deque()
 
     def add(self, events: Sequence[Event]) -> None:
-        """Count events; of an order about many scripts each script."""
+        """Count events; a purge or resend counts once for each script."""
         count = sum(map(_weight, events))
         now = self._clock()
         if self._slices and now - self._slices[-1][0] < self._SLICE_S:
@@ -136,7 +139,7 @@ class Pace:
             self._slices.append((now, count))
 
     def per_s(self) -> float:
-        """Events a second over the last minute, or since the beginning if that is nearer."""
+        """Return events per second over the last minute, or since the start if that is later."""
         now = self._clock()
         while self._slices and self._slices[0][0] <= now - self._WINDOW_S:
             self._slices.popleft()
@@ -151,12 +154,12 @@ def _weight(event: Event) -> int:
 
 
 class Feed:
-    """Feeds one consumer from the journal.
+    """Feed of one consumer: reads its events from the journal and applies them in batches.
 
     Args:
-        consumer: Who is fed.
+        consumer: The consumer.
         reader: The journal, for reading.
-        link: The way to the journal's writer.
+        link: Connection to the journal's writer.
         registered: Whether the journal waits for this consumer before it trims.
         clock: Monotonic clock, in seconds.
         longest_nap_s: Longest time until the next turn, in seconds.
@@ -194,7 +197,7 @@ class Feed:
         self._tell("running", "")
 
     def turn(self) -> bool:
-        """Put the next batch to use, if there is one and nothing is away.
+        """Apply the next batch, if there is one and the consumer is not waiting to retry.
 
         Returns:
             Whether there was something to do: call again at once.
@@ -225,17 +228,18 @@ class Feed:
 
     @property
     def looks_beyond(self) -> int:
-        """The position beyond which there is news for it: none while what it needs is away."""
+        """Position beyond which new events matter to it; infinite while it waits to retry."""
         return _NO_NEWS if self._again_at else self.position
 
     def due_s(self) -> float:
-        """Seconds until :meth:`turn` is to be called even if nothing is appended."""
+        """Return the seconds until :meth:`turn` must be called even if nothing is appended."""
         due = self._again_at or self._tick_at
         return max(0.0, min(due - self._clock(), self._longest_nap_s))
 
     def _tick(self) -> float:
+        """Record rejected events as dead letters, then call the consumer's tick."""
         while self._rejected:
-            # Before the consumer is called again, which tells it that they were set aside.
+            # Before the next tick, which confirms to the consumer that they are dead letters.
             event = self._rejected[0].event
             self._set_aside(event, str(self._rejected[0]))
             self._reviving.discard(event.id)
@@ -247,6 +251,7 @@ class Feed:
             return 0.0
 
     def _next(self) -> bool:
+        """Read and apply the next batch; return whether it contained events."""
         consumer = self.consumer
         events, upto = self._reader.read(self.position, consumer.kinds, consumer.batch_events)
         if upto <= self.position:
@@ -255,13 +260,14 @@ class Feed:
             self._apply(events, upto)
             self._pace.add(events)
             self._tick_at = 0.0
-        # Where all the news was for others the cursor itself is not moved, to spare the
-        # write: after a restart the same foreign events are looked past again.
+        # If all new events were of other kinds, the cursor is not written, to save the write:
+        # after a restart the feed skips the same events again.
         self.position = upto
         self._tell("running", "")
         return bool(events)
 
     def _apply(self, events: Sequence[Event], upto: int) -> None:
+        """Apply a batch; retry without events that became dead letters."""
         good = [event for event in events if not isinstance(event.body, Unreadable)]
         for event in events:
             if isinstance(event.body, Unreadable):
@@ -275,8 +281,8 @@ class Feed:
             except Unavailable:
                 raise
             except Exception:
-                # A fault of ours. It must not stop the events behind it, so the culprit is
-                # found by feeding them one at a time; alone, it counts as rejected.
+                # A bug of ours. It must not stop the events behind it, so the culprit is found by
+                # applying them one at a time; alone, it counts as rejected.
                 log.exception("%s failed on a batch of %d", self.consumer.name, len(good))
                 if len(good) <= 1:
                     if not good:
@@ -294,7 +300,7 @@ class Feed:
             self._apply([event], event.id)
 
     def _count(self, event: Event, error: str) -> bool:
-        """Note a failed try; whether it was the last and the event is set aside."""
+        """Count a failed attempt; return True if it was the last and the event is a dead letter."""
         tries = self._tries.get(event.id, 0) + 1
         if tries < _TRIES:
             self._tries[event.id] = tries
@@ -304,6 +310,7 @@ class Feed:
         return True
 
     def _set_aside(self, event: Event, error: str) -> None:
+        """Log an event's rejection and store it as a dead letter."""
         log.error(
             "%s sets event %d aside: %s; 'steward journal dead' lists it",
             self.consumer.name,
@@ -315,6 +322,7 @@ class Feed:
             self._link.tell("aside", self.consumer.name, event.id, error)
 
     def _replay(self) -> bool:
+        """Apply dead letters that are marked for a retry."""
         if not self._registered:
             return False
         letters = self._reader.replays(self.consumer.name)
@@ -332,7 +340,7 @@ class Feed:
             except Unavailable:
                 raise
             except Exception:
-                # A fault of ours: asked for again at every start, it would end every start.
+                # A bug of ours: left to be retried at every start, it would break every start.
                 log.exception("%s failed on event %d", self.consumer.name, event.id)
                 self._set_aside(event, "an internal error, see the log")
             else:
@@ -343,9 +351,9 @@ class Feed:
         return False
 
     def _revive(self) -> None:
-        """Let go of dead letters that were put to use after all.
+        """Delete dead letters that were applied at last.
 
-        One that was only taken in may be refused again, and would then be nowhere.
+        One that was only accepted so far may still be rejected, and would then be lost.
         """
         if not self._reviving or self._rejected:
             return
@@ -355,6 +363,7 @@ class Feed:
             self._reviving.discard(event_id)
 
     def _wait_for(self, error: Unavailable) -> None:
+        """Schedule a retry with back-off; log and report the reason once."""
         wait_s = self._backoff.next_s()
         self._again_at = self._clock() + wait_s
         if _NUMBER.sub("0", str(error)) != _NUMBER.sub("0", self._waiting_for):
@@ -372,12 +381,12 @@ class Feed:
             )
 
     def _note(self, error: str) -> None:
-        """Remember what went wrong last, to be told with where the consumer stands."""
+        """Remember the last error, which goes out with the consumer's position."""
         self._error = error
         self._error_at = int(time.time())
 
     def _passed(self) -> int:
-        """Up to where the journal may trim."""
+        """Return the position up to which the journal may trim."""
         needed = self._holding.needed_from() if self._holding else None
         return self.position if needed is None else min(self.position, needed - 1)
 
@@ -385,13 +394,13 @@ class Feed:
 def feed_all(
     feeds: Sequence[Feed], link: JournalLink, stop: Stop, beat: Callable[[], None]
 ) -> None:
-    """Feed consumers in turn until the Stop is raised.
+    """Feed consumers in turn until the Stop is set.
 
     Args:
-        feeds: The consumers of this process.
-        link: A subscribed link, which says when there is something new.
+        feeds: Feeds of the consumers of this process.
+        link: A subscribed link, which wakes the loop when events are appended.
         stop: Ends the loop.
-        beat: Called at every turn, to show that the process lives.
+        beat: Heartbeat, called at every turn.
     """
     while not stop.is_set():
         beat()

@@ -1,7 +1,8 @@
-"""Drivers of brokers, search servers and databases, which are installed apart from Steward.
+"""Optional drivers: Python packages for brokers, search servers and databases, and how to install.
 
-Each belongs to an optional part: an extra of the wheel, and a package ``steward-PART``. A part
-that the configuration names and that is not installed is unavailable; the rest of Steward runs.
+Each belongs to an optional part: an extra of the wheel, and a package ``steward-PART``. If the
+configuration names a part that is not installed, that part is unavailable and the rest of
+Steward runs. The doctor and the configuration checks use ``needed_drivers``.
 """
 
 import importlib.metadata
@@ -18,16 +19,16 @@ import msgspec
 from steward.core.config import Settings
 
 _PACKAGED: Final = "/opt/steward/python"
-"""Where the packages' virtual environments begin; a clone's is ``.venv``."""
+"""Prefix of the virtual environments in our deb and rpm packages; a clone uses ``.venv``."""
 
 
 class Driver(msgspec.Struct, frozen=True):
-    """The driver of an optional part.
+    """Driver of an optional part.
 
     Attributes:
-        part: The part, as the extra of the wheel is called.
-        package: The driver's Python package.
-        module: The module that it is imported as.
+        part: Name of the part, and of the wheel's extra.
+        package: Python package of the driver.
+        module: Module to import.
     """
 
     part: str
@@ -41,7 +42,7 @@ class Driver(msgspec.Struct, frozen=True):
 
     @property
     def install_line(self) -> str:
-        """The command that installs the driver, the way that this Steward was installed."""
+        """Command that installs the driver in the way this Steward was installed."""
         if sys.prefix.startswith(_PACKAGED):
             python = "py{}.{}".format(*sys.version_info)
             if shutil.which("apt-get"):
@@ -51,11 +52,11 @@ class Driver(msgspec.Struct, frozen=True):
 
     @property
     def missing(self) -> str:
-        """What to tell where the driver is not installed."""
+        """Error text for a driver that is not installed."""
         return f"the Python package {self.package} is not installed: {self.install_line}"
 
     def _requirement(self) -> str:
-        """The driver with the versions that Steward speaks to."""
+        """Return the driver's requirement with the supported versions."""
         try:
             lines = importlib.metadata.requires("slurm-steward") or []
         except importlib.metadata.PackageNotFoundError:
@@ -72,14 +73,14 @@ PARQUET: Final = Driver("parquet", "duckdb", "duckdb")
 POSTGRESQL: Final = Driver("postgresql", "psycopg", "psycopg")
 
 DRIVERS: Final = (ELASTICSEARCH, OPENSEARCH, KAFKA, PARQUET, POSTGRESQL)
-"""The drivers of all optional parts."""
+"""Drivers of all optional parts."""
 
 _OF_SINKS: Final = {"elasticsearch": ELASTICSEARCH, "opensearch": OPENSEARCH, "kafka": KAFKA}
-"""The drivers of sinks, by their kind."""
+"""Drivers of sinks, by kind."""
 
 
 def needed_drivers(settings: Settings) -> Iterator[tuple[tuple[str, ...], Driver]]:
-    """Each key of the configuration that needs a driver, and the driver."""
+    """Yield each configuration key that needs a driver, with the driver."""
     if settings.forward.to:
         return  # archive, books and bank are on another host
     for name, sink in settings.archive.sink.items():

@@ -1,17 +1,17 @@
-"""The root of every error that Steward raises on purpose.
+"""Error classes: the root of all of Steward's deliberate errors and its general subclasses.
 
-Each room derives its own family from :class:`StewardError` and carries the
-offending object in it. The command line prints ``str(error)`` as its one line
-and exits with ``error.exit_code``; nothing else in Steward catches the root.
+Each package derives its own errors from :class:`StewardError` and passes the offending
+object. The command line prints ``str(error)`` as one line and exits with
+``error.exit_code``; nothing else in Steward catches the root.
 """
 
 
 class StewardError(Exception):
-    """Something went wrong that a person can do something about.
+    """An error that a person can do something about.
 
     Args:
-        what: One line: what happened, and what to do about it.
-        offender: The object that it happened to (a path, an event, a name).
+        what: One line: what failed and what to do about it.
+        offender: Object that it concerns (a path, an event, a name).
     """
 
     exit_code = 1
@@ -22,26 +22,26 @@ class StewardError(Exception):
 
 
 class UsageError(StewardError):
-    """The caller asked for something that cannot be asked for."""
+    """Invalid usage: the caller asked for something that does not exist or does not fit."""
 
     exit_code = 2
 
 
 class Unavailable(StewardError):
-    """A thing we depend on is away (disk full, mount gone, server down): try again later."""
+    """A dependency is unavailable (disk full, mount missing, server down): try again later."""
 
 
 class Refused(StewardError):
-    """The one who asks may not have this."""
+    """Permission denied: the caller may not do or see this."""
 
 
 class Missing(StewardError):
-    """What is asked for is not there, or not for the one who asks."""
+    """The requested object does not exist, or not for this caller."""
 
 
 class Conflict(StewardError):
-    """It cannot be done as things stand: it is being done, or was done otherwise."""
+    """Conflict with the present state: in progress already, or done differently before."""
 
 
 class Failed(StewardError):
-    """Steward itself has failed; its log says why."""
+    """Internal failure of Steward; its log has the reason."""

@@ -1,8 +1,12 @@
-"""The nouns: every fact that Steward keeps is an Event, and this is the one list of kinds.
+"""Events: the Event class, every kind of event with its body type, and their JSON encoding.
 
-Events are immutable. Their key makes a repeat harmless: the journal keeps the
-first event of a (cluster, key) and passes over the rest. Fields are only ever
-added, with defaults, so that an old journal can always be read.
+An event is an immutable fact that sources append to the journal and consumers apply. Its key
+makes a repeat harmless: the journal keeps the first event of a (cluster, key) and ignores the
+rest. ``BODIES`` maps each kind (``JOB_SCRIPT``, ``NODE_STATE`` ...) to the Struct of its body.
+Bodies that compute nodes report are in ``usage.py``. Fields are only added, with defaults, so
+that an old journal stays readable.
+
+Also here: ``NodesNow``, the status file of node states that the sensor writes.
 """
 
 import os
@@ -30,16 +34,16 @@ from steward.core.usage import (
 
 
 class HoldFact(msgspec.Struct, frozen=True, kw_only=True):
-    """hold.placed, hold.confirmed, hold.settled, hold.released: what became of a hold.
+    """hold.placed, hold.confirmed, hold.settled, hold.released: an SU hold changed.
 
     Attributes:
-        hold: Its id.
-        account: Who pays.
-        amount: Micro-SU that this is about: placed, charged, or given back.
-        remaining: Micro-SU that are still held.
-        job_id: The raw job id; 0 while it is not known.
-        user: Whose job it is.
-        why: What brought it about, for people.
+        hold: Id of the hold.
+        account: Bank account that pays.
+        amount: Amount of this change, in micro-SU: placed, charged or released.
+        remaining: Micro-SU still held.
+        job_id: Raw job id; 0 while unknown.
+        user: Owner of the job.
+        why: Cause of the change, as text for people.
     """
 
     hold: str
@@ -52,16 +56,16 @@ class HoldFact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BankThreshold(msgspec.Struct, frozen=True, kw_only=True):
-    """bank.threshold: an allocation is used so far, or ends so soon.
+    """bank.threshold: an allocation passed a threshold of use or of days until its end.
 
     Attributes:
-        account: Whose it is.
-        allocation: Its number in the ledger.
+        account: Bank account of the allocation.
+        allocation: Number of the allocation in the ledger.
         kind: ``used`` or ``ends``.
-        value: Percent that are used, or days until its end.
-        balance: What is left, micro-SU.
-        total: What it was given, micro-SU.
-        end: When it ends; None for never.
+        value: Percent used, or days until the end.
+        balance: SU left, in micro-SU.
+        total: SU granted, in micro-SU.
+        end: End of the allocation; None for never.
     """
 
     account: str
@@ -74,17 +78,18 @@ class BankThreshold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Noticed = Literal["trigger", "reconcile", "start"]
-"""What made us look: a wake-up of slurmctld's, the clock or slurmctld's start, or our own."""
+"""Cause of a sensor poll: a report from slurmctld, the timer or slurmctld's start, our start."""
 
 
 class NodesNow(msgspec.Struct, frozen=True, kw_only=True):
-    """``nodes-CLUSTER.json``: the nodes' states at the sensor's last poll.
+    """Status file ``nodes-CLUSTER.json``: node states at the sensor's last poll.
 
-    The sensor leaves it for those that show nodes, since no event tells that jobs come and go.
+    The sensor writes it for pages and commands that show nodes, because no event says that jobs
+    start and end on a node.
 
     Attributes:
-        states: The nodes' names, by state.
-        silent_since: When that poll was, if slurmctld has answered none since; None while it
+        states: Node names by state.
+        silent_since: Time of that poll, if slurmctld has answered none since; None while it
             answers.
     """
 
@@ -93,7 +98,7 @@ class NodesNow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def nodes_now_path(state_dir: str, cluster: str) -> str:
-    """The file of a cluster's :class:`NodesNow`."""
+    """Return the path of a cluster's :class:`NodesNow` file."""
     return os.path.join(state_dir, f"nodes-{cluster}.json")
 
 
@@ -101,29 +106,29 @@ class NodeState(msgspec.Struct, frozen=True, kw_only=True):
     """node.state: a node's state, flags or reason changed.
 
     Attributes:
-        node: Its NodeName.
-        state: As Slurm shows it, base first and then the flags in the alphabet's order:
-            ``IDLE``, ``DOWN+DRAIN+NOT_RESPONDING``; ``REMOVED`` for a node that is not
-            there any more.
-        old_state: What it was before; "" for a node that is new.
-        reason: Why, as Slurm shows it; "" for none.
-        reason_uid: Who gave the reason; None where nobody did or the name is unknown.
-        reason_user: The same by name.
-        reason_at: When it was given, UTC.
-        old_reason: What the reason was before.
-        source: What made us look.
-        failed: Whether it went from working to failing; not so of nodes that save power, are
-            planned, being maintained, rebooted on demand, or drained by somebody, nor while
-            one that was resumed has not answered yet.
-        recovered: Whether it takes jobs again, for the first time since it failed, whoever
-            drained it meanwhile; not so of one that was drained and resumed without a failure,
-            nor while power saving has one off, or boots it.
-        partitions: The partitions that it is in.
-        cpus: How many CPUs it has; 0, as of the next two, where that was not told.
-        memory_bytes: Its memory for jobs.
-        gpus: How many GPUs it has; 0 for none.
-        resized: Whether only what it has for jobs changed, or was told for the first time;
-            rules are not told of that.
+        node: NodeName.
+        state: State as Slurm shows it, base first, then flags in alphabetical order:
+            ``IDLE``, ``DOWN+DRAIN+NOT_RESPONDING``; ``REMOVED`` for a node that no longer
+            exists.
+        old_state: Previous state; "" for a new node.
+        reason: Reason as Slurm shows it; "" for none.
+        reason_uid: Uid that set the reason; None if nobody did or the name does not resolve.
+        reason_user: User name that set the reason.
+        reason_at: Time the reason was set, UTC.
+        old_reason: Previous reason.
+        source: Cause of the poll.
+        failed: Whether the node went from working to failing. False for nodes that save power,
+            are planned, in maintenance, rebooted on demand or drained by somebody, and for a
+            resumed node until it has answered.
+        recovered: Whether the node takes jobs again for the first time since it failed, whoever
+            drained it meanwhile. False for a node drained and resumed without a failure, and
+            while power saving has it off or boots it.
+        partitions: Partitions of the node.
+        cpus: Number of CPUs; 0 if not reported, as for the next two.
+        memory_bytes: Memory for jobs, in bytes.
+        gpus: Number of GPUs; 0 for none.
+        resized: Whether only the resources for jobs changed, or were reported for the first
+            time; rules do not receive such events.
     """
 
     node: str
@@ -148,10 +153,10 @@ class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
     """partition.state: a partition's state changed.
 
     Attributes:
-        partition: Its name.
+        partition: Name of the partition.
         state: ``UP``, ``DOWN``, ``DRAIN``, ``INACTIVE``, or ``REMOVED``.
-        old_state: What it was before; "" for one that is new.
-        source: What made us look.
+        old_state: Previous state; "" for a new partition.
+        source: Cause of the poll.
     """
 
     partition: str
@@ -161,18 +166,18 @@ class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReservationState(msgspec.Struct, frozen=True, kw_only=True):
-    """reservation.state: a reservation was made, began, ended or was taken away.
+    """reservation.state: a reservation was created, began, ended or was removed.
 
     Attributes:
-        reservation: Its name.
+        reservation: Name of the reservation.
         state: ``INACTIVE``, ``ACTIVE``, or ``REMOVED``.
-        old_state: What it was before; "" for one that is new.
-        nodes: Its node list.
-        start: When it begins, UTC.
-        end: When it ends, UTC.
-        users: Whose it is.
-        flags: Its flags.
-        source: What made us look.
+        old_state: Previous state; "" for a new reservation.
+        nodes: Node list.
+        start: Start time, UTC.
+        end: End time, UTC.
+        users: Users who may use it.
+        flags: Flags of the reservation.
+        source: Cause of the poll.
     """
 
     reservation: str
@@ -190,13 +195,13 @@ class RuleExecution(msgspec.Struct, frozen=True, kw_only=True):
     """rule.execution: a rule's action ended, or was not run and why.
 
     Attributes:
-        execution: Its id in the history.
-        rule: The rule's name.
-        event: Key of the event that it ran for.
-        action: The action's name.
-        status: How it ended.
-        parameters: The action's, as rendered.
-        message: What it said, one line.
+        execution: Id in the execution history.
+        rule: Name of the rule.
+        event: Key of the event that triggered the rule.
+        action: Name of the action.
+        status: Result of the execution.
+        parameters: Parameters of the action, as rendered.
+        message: Output of the action, one line.
     """
 
     execution: int
@@ -244,7 +249,7 @@ ARCHIVE_RESEND: Final = "archive.resend"
 
 
 class EventError(StewardError):
-    """An event whose kind or body is not one of ours."""
+    """An event has an unknown kind or an unreadable body."""
 
 
 class JobsMissed(msgspec.Struct, frozen=True, kw_only=True):
@@ -258,16 +263,16 @@ class JobsMissed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 MOST_MISSED: Final = 1000
-"""Job ids in one event of missed jobs."""
+"""Largest number of job ids in one job.missed event."""
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes that capture has written, once, to a store of incoming files.
+    """A file of script or environment bytes that capture wrote to the incoming store.
 
     Attributes:
-        path: Name of the file below the store's directory.
-        length: Size in bytes of what is kept (after redaction).
-        sha256: Hex digest of what is kept (after redaction).
+        path: File name below the store's directory.
+        length: Size of the stored bytes (after redaction).
+        sha256: Hex digest of the stored bytes (after redaction).
     """
 
     path: str
@@ -276,21 +281,21 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobScript(msgspec.Struct, frozen=True, kw_only=True):
-    """job.script: what a scheduler's spool held for a job.
+    """job.script: the script and environment that capture read from the spool for a job.
 
     Attributes:
-        job_id: The id in the spool entry's name; an array's or a het job's leader.
+        job_id: Id in the name of the spool entry; for arrays and het jobs the leader's.
         spool_mtime_ns: Modification time of the script in the spool, ns since the epoch.
         script: The script, byte for byte less the spool's one trailing NUL.
-        environment: The environment, redacted; None where the spool had none.
-        store: Name of the store that holds both, see ``incoming.py``.
-        claimed_name: Job name as the environment claims it: a hint, never an identity.
-        claimed_dir: Submit directory, likewise.
-        claimed_host: Submit host, likewise.
+        environment: The environment, redacted; None if the spool had none.
+        store: Name of the incoming store that holds both, see ``incoming.py``.
+        claimed_name: Job name from the environment: a hint, never an identity.
+        claimed_dir: Submit directory from the environment, a hint too.
+        claimed_host: Submit host from the environment, a hint too.
         redacted: Names of the environment variables whose values were redacted.
-        flags: What was odd: ``environment-short`` (cut off), ``environment-count`` (wrong
+        flags: Anomalies: ``environment-short`` (cut off), ``environment-count`` (wrong
             count), ``environment-missing``, ``environment-too-large``,
-            ``environment-unreadable`` and ``script-too-large`` (not kept), ``script-no-nul``.
+            ``environment-unreadable`` and ``script-too-large`` (not stored), ``script-no-nul``.
     """
 
     job_id: int
@@ -306,10 +311,10 @@ class JobScript(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """job.seen, job.state, job.end: Slurm showed this record.
+    """job.seen, job.state, job.end: Slurm showed this job record.
 
-    ``whole`` says that the record came from ``scontrol show job`` (every field
-    that Slurm has), not from a snapshot's few columns.
+    ``whole`` is true for a record of ``scontrol show job`` (every field that Slurm has), false
+    for the few columns of a snapshot.
     """
 
     record: JobRecord
@@ -317,13 +322,13 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """job.identity: a kept script belongs to this job; said again when a fact changes.
+    """job.identity: a stored script belongs to this job; sent again when a fact changes.
 
     Attributes:
         script_key: Key of the job.script event.
-        job_id: The id of the job that the script belongs to.
-        first_submit: First submit time: with cluster and job_id, the job's identity.
-        record: The latest that is known of the job.
+        job_id: Id of the job that the script belongs to.
+        first_submit: First submit time; (cluster, job_id, first_submit) identifies the job.
+        record: Latest known record of the job.
         why: ``bound``, ``renamed`` (the uid resolves now), ``ended`` or ``updated``.
     """
 
@@ -335,13 +340,13 @@ class JobIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArchivePurge(msgspec.Struct, frozen=True, kw_only=True):
-    """archive.purge: these scripts are to be forgotten, bytes and index.
+    """archive.purge: delete these scripts, bytes and index entries.
 
     Attributes:
         script_keys: Keys of the job.script events.
-        sink: The one sink that they leave; "" for every sink, catalogue and jobs.db.
-        asked_by: Who asked, "retention" where age did.
-        reason: What the one who asked gave as the reason.
+        sink: The only sink to delete from; "" for every sink, the catalog and jobs.db.
+        asked_by: User who requested it; "retention" for removal by age.
+        reason: Reason that the user gave.
     """
 
     script_keys: tuple[str, ...]
@@ -351,12 +356,12 @@ class ArchivePurge(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Resent(msgspec.Struct, frozen=True, kw_only=True):
-    """One script that is to be archived again.
+    """A script to archive again.
 
     Attributes:
         script_key: Key of the job.script event.
-        script: What that event said.
-        identity: Whose it is, as last said; None while nobody has said.
+        script: Body of that event.
+        identity: Latest job.identity body of the script; None if there is none yet.
     """
 
     script_key: str
@@ -365,14 +370,14 @@ class Resent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ArchiveResend(msgspec.Struct, frozen=True, kw_only=True):
-    """archive.resend: a sink is to archive these scripts, whatever it has seen of them.
+    """archive.resend: a sink must archive these scripts, even if it had them before.
 
     Their bytes may have left the store that they name: another sink has them.
 
     Attributes:
-        sink: The sink's name.
-        scripts: The scripts; a few hundred at the most.
-        asked_by: Who asked.
+        sink: Name of the sink.
+        scripts: The scripts; a few hundred at most.
+        asked_by: User who requested it.
     """
 
     sink: str
@@ -381,13 +386,13 @@ class ArchiveResend(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
-    """controller.state: slurmctld or slurmdbd is up, down, started anew or reconfigured.
+    """controller.state: slurmctld or slurmdbd is up, down, restarted or reconfigured.
 
     Attributes:
         up: Whether it answers.
-        message: What was said of it.
+        message: Detail for people.
         daemon: ``slurmctld`` or ``slurmdbd``.
-        restarted: Whether it was started anew since it was last seen.
+        restarted: Whether it was restarted since the last poll.
         reconfigured: Whether it has read its configuration again.
     """
 
@@ -399,11 +404,11 @@ class ControllerState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueLooked(msgspec.Struct, frozen=True, kw_only=True):
-    """queue.looked: the queue was seen whole; what it held is told by other events before.
+    """queue.looked: a poll of the whole queue ended; earlier events carry what it found.
 
     Attributes:
-        began: When the look began: a job that was let in later may be missing.
-        cost_s: How long it took, in seconds.
+        began: Start time of the poll; a job submitted after it may be missing.
+        cost_s: Duration of the poll, in seconds.
     """
 
     began: datetime
@@ -448,23 +453,23 @@ BODIES: Final[dict[str, type[msgspec.Struct]]] = {
 
 
 class Unreadable(msgspec.Struct, frozen=True, kw_only=True):
-    """Stands for a body that this version cannot read; whoever gets it sets the event aside."""
+    """Placeholder for a body that this version cannot read; consumers make it a dead letter."""
 
     error: str
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One fact.
+    """An immutable fact with an idempotency key, as the journal stores it.
 
     Attributes:
         kind: One of the kinds above.
         cluster: Name of the cluster that it happened on.
-        key: Unique among the cluster's events; the same fact seen twice has the same key.
-        at: When it happened, UTC.
-        seen_at: When a source saw it, UTC.
-        source: Which source saw it ("spool", "snapshot", "import", "jobs" …).
-        body: The record of this kind.
-        version: Of the body's shape.
+        key: Unique among the cluster's events; the same fact reported twice has the same key.
+        at: Time of the fact, UTC.
+        seen_at: Time a source saw it, UTC.
+        source: Name of the source ("spool", "snapshot", "import", "jobs" …).
+        body: Struct that ``BODIES`` names for this kind.
+        version: Version of the body's schema.
         id: Position in the journal; 0 until the event is appended.
     """
 
@@ -480,12 +485,12 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def script_key(job_id: int, spool_mtime_ns: int) -> str:
-    """The key of a job.script event: the same spool entry seen twice has the same one."""
+    """Return the key of a job.script event; the same spool entry always gives the same key."""
     return f"script:{job_id}:{spool_mtime_ns}"
 
 
 def missed_event(cluster: str, source: str, job_ids: Sequence[int]) -> Event:
-    """A job.missed event, seen now; it is told once, so its key is the time's."""
+    """Make a job.missed event of now; its key holds the time, since it is reported only once."""
     now = utc_now()
     return Event(
         kind=JOB_MISSED,
@@ -499,7 +504,7 @@ def missed_event(cluster: str, source: str, job_ids: Sequence[int]) -> Event:
 
 
 def script_event(cluster: str, source: str, body: JobScript) -> Event:
-    """A job.script event, seen now; its key and its time are those of the spool entry."""
+    """Make a job.script event; its key and time are those of the spool entry."""
     return Event(
         kind=JOB_SCRIPT,
         cluster=cluster,
@@ -512,7 +517,7 @@ def script_event(cluster: str, source: str, body: JobScript) -> Event:
 
 
 class _Envelope(msgspec.Struct, frozen=True):
-    """How an event's parts that are not columns of the journal are written."""
+    """JSON form of an event's fields that are no columns of the journal."""
 
     at: datetime
     seen_at: datetime
@@ -529,12 +534,12 @@ _body_decoders: dict[str, msgspec.json.Decoder[Any]] = {
 
 
 def utc_now() -> datetime:
-    """The present moment, aware, in UTC."""
+    """Return the current time, time zone aware, in UTC."""
     return datetime.now(UTC)
 
 
 def encode(event: Event) -> bytes:
-    """What the journal stores of an event beside its kind, cluster and key (JSON)."""
+    """Encode an event as JSON for the journal, without the columns kind, cluster and key."""
     return _encoder.encode(
         {
             "at": event.at,
@@ -547,10 +552,10 @@ def encode(event: Event) -> bytes:
 
 
 def decode(id_: int, kind: str, cluster: str, key: str, data: bytes) -> Event:
-    """The event that :func:`encode` wrote.
+    """Decode an event that :func:`encode` wrote.
 
     Raises:
-        EventError: The kind is unknown, or the bytes are not of its shape.
+        EventError: The kind is unknown, or the bytes do not match its body type.
     """
     decoder = _body_decoders.get(kind)
     if decoder is None:

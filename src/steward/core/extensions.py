@@ -1,7 +1,11 @@
-"""Extensions: entry points that packages above offer to packages below, which never import them.
+"""Entry points of extensions, and lazy attributes of packages.
 
-An offer is an entry point of an installed distribution. The package that uses the offers of a group
-declares the group's name and the type of an offer.
+Extensions plug into lower packages, which never import them: an extension declares an entry
+point ("offer") in a group such as ``steward.sink``, and the package that uses the group looks
+it up with ``offers_of`` and ``load_offer``. That package declares the group's name and the
+type of an offer.
+
+``lazy_exports`` makes a package's ``__getattr__``, which imports a module at first use.
 """
 
 import importlib
@@ -36,7 +40,7 @@ def offers_of(group: str) -> dict[str, "EntryPoint"]:
 
 
 def load_offer(group: str, name: str) -> Any:
-    """Import the object that an entry point offers.
+    """Import the object of an entry point.
 
     Args:
         group: Name of the group.
@@ -57,14 +61,14 @@ def load_offer(group: str, name: str) -> Any:
 
 
 def lazy_exports(room: str, **names: tuple[str, ...]) -> Callable[[str], Any]:
-    """A room's ``__getattr__``, see PEP 562.
+    """Make a package's ``__getattr__`` that imports exported names at first use, see PEP 562.
 
     Args:
         room: The package's name.
-        names: For each module of it the names that the package offers.
+        names: For each module of the package, the names that the package exports.
     """
     homes = {name: module for module, own in names.items() for name in own}
-    # When a module is imported, its package gets it as an attribute, in place of such a name.
+    # Importing a module sets it as an attribute of its package, which would hide such a name.
     assert homes.keys().isdisjoint(names), f"{room}: a name is a module's, too"
 
     def get(name: str) -> Any:
@@ -72,7 +76,7 @@ def lazy_exports(room: str, **names: tuple[str, ...]) -> Callable[[str], Any]:
         if module is None:
             raise AttributeError(f"module {room!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(f"{room}.{module}"), name)
-        # Found there from now on, without asking here.
+        # Set on the package, so that __getattr__ is not called for this name again.
         setattr(sys.modules[room], name, value)
         return value
 

@@ -1,10 +1,17 @@
-"""Writes files for root where others may have planted something: by descriptors, without links.
+"""Safe file writes as root, status files, and checks for network file systems.
 
-Root walks a path one directory after the other and follows no symbolic link on it. The
-directory in which it writes must be one that others cannot write to, or be sticky and
-root's, as /tmp. A file is written under a random name that nothing has, and then
-renamed: what lay under its name is replaced and never written to. Whoever is not root
-could be led no further than their own rights go: for them the directory is opened plainly.
+Three groups of functions:
+
+* ``network_kind`` tells whether a path is on a network file system; ``sync_filesystem``,
+  ``rename_new`` and ``may`` wrap syncfs(2), renameat2(2) and an access check as another user.
+* ``open_directory``, ``replacing`` and ``remove_unfinished`` write where others may have
+  planted a link or file. Root opens a path one directory at a time and follows no symbolic
+  link. The directory it writes in must not be writable by others, or must be sticky and
+  root's, as /tmp. A file is written under a random unused name and then renamed: a file
+  that had its name is replaced, never written to. Without root, a planted link leads no
+  further than the caller's own rights, so the directory is opened plainly.
+* ``write_status`` and ``read_status`` handle status files: small JSON files that one process
+  writes atomically for others.
 """
 
 import contextlib
@@ -47,14 +54,16 @@ _NETWORK = {
     "smbfs": "SMB",
     "wekafs": "WekaFS",
 }
-"""Types of file systems that wait for another machine, with the names people know them by.
+"""Network file systems by the kernel's type, with their usual names.
 
-What autofs mounts at the first touch is not known before, so it counts as one of them.
+Autofs counts as one: what it will mount is unknown before the first access.
 """
 _ESCAPE = re.compile(rb"\\([0-7]{3})")
-"""Blanks, tabs, newlines and backslashes of a mount point."""
+"""Octal escapes in mountinfo: blanks, tabs, newlines and backslashes of a mount point."""
 _MOST_LINKS = 40
+"""Most symbolic links to follow in a path, as in the kernel."""
 _ASKING_S = 10.0
+"""Longest run of the access check as another user, in seconds."""
 
 
 @lru_cache(maxsize=1)
@@ -63,15 +72,15 @@ def _libc() -> ctypes.CDLL:
 
 
 def network_kind(path: str, *, mounts: str = "/proc/self/mountinfo") -> str:
-    """The name of the network file system that ``path`` is on, "" if it is a local one.
+    """Return the name of the network file system that ``path`` is on, "" for a local one.
 
-    A server that is dead stops nobody here: types are taken from the kernel's list of
-    mounts (``/proc/self/mountinfo``, see proc_pid_mountinfo(5)), and symbolic links are
-    followed only as long as they lie on local file systems. Not seen are a local file
-    system whose disk is remote (iSCSI, an image on NFS), an overlay whose layers are on a
-    network file system, and a FUSE file system that says it has a block device
-    (``fuseblk``); a mount that hides an earlier one counts only from its own mount point
-    upwards. What does not exist counts as lying where it would be made.
+    A dead file server cannot block this function: it reads types from the kernel's list of
+    mounts (``/proc/self/mountinfo``, see proc_pid_mountinfo(5)) and follows symbolic links only
+    while they lie on local file systems. It does not detect a local file system whose disk is
+    remote (iSCSI, an image on NFS), an overlay whose layers are on a network file system, or a
+    FUSE file system that says it has a block device (``fuseblk``). A mount that hides an
+    earlier one counts only from its own mount point upwards. A path that does not exist
+    counts as lying where it would be created.
 
     Args:
         path: Any path; it need not exist.
@@ -103,21 +112,21 @@ def network_kind(path: str, *, mounts: str = "/proc/self/mountinfo") -> str:
 
 
 def _parts(path: str) -> list[str]:
-    """A path's components, the last one first."""
+    """Return a path's components, last one first."""
     return [part for part in reversed(path.split("/")) if part not in ("", ".")]
 
 
 def _target(path: str) -> str:
-    """What a symbolic link says; "" for anything else."""
+    """Return the target of a symbolic link; "" for anything else."""
     try:
         return os.readlink(path)
     except OSError:
-        # No link, or not there, or not ours to look at: the path goes on as it is spelt.
+        # No link, absent or not readable for us: the path goes on as it is spelled.
         return ""
 
 
 def _mounted(mounts: str) -> dict[str, str]:
-    """Types of file systems by mount point; of several at one point the topmost."""
+    """Return file system types by mount point; the topmost if several share a mount point."""
     with open(mounts, "rb") as lines:
         table = lines.read()
     types = {}
@@ -129,7 +138,7 @@ def _mounted(mounts: str) -> dict[str, str]:
 
 
 def _kind(types: dict[str, str], path: str) -> str:
-    """What the mount that ``path`` lies in is called, "" if it is local."""
+    """Return the name of the network file system that ``path`` lies in, "" if it is local."""
     while path not in types and path != "/":
         path = os.path.dirname(path)
     type_ = types.get(path, "")
@@ -137,7 +146,7 @@ def _kind(types: dict[str, str], path: str) -> str:
 
 
 def sync_filesystem(fd: int) -> None:
-    """Make durable all that was written to the file system that holds ``fd`` (syncfs(2)).
+    """Flush all data written to the file system that holds ``fd`` to disk (syncfs(2)).
 
     Raises:
         OSError: The file system reported an error since ``fd`` was opened (Linux 5.8 or later).
@@ -148,14 +157,14 @@ def sync_filesystem(fd: int) -> None:
 
 
 RENAME_NOREPLACE = 1
-"""Flag for renameat2(2)."""
+"""Flag for renameat2(2): fail if the new name exists."""
 
 
 def rename_new(fd: int, old: str, new: str) -> None:
-    """Rename a file within an open directory, if nothing has the new name (renameat2(2)).
+    """Rename a file within an open directory, unless the new name exists (renameat2(2)).
 
-    File systems that do not know RENAME_NOREPLACE (NFS, many of FUSE) are asked first and
-    then renamed on: between the two another process could make a file of that name.
+    On file systems without RENAME_NOREPLACE (NFS, many of FUSE) it checks the name and then
+    renames: between the two another process could create a file of that name.
 
     Args:
         fd: Descriptor of the directory.
@@ -181,10 +190,10 @@ def rename_new(fd: int, old: str, new: str) -> None:
 
 
 def may(uid: int, way: Literal["r", "w"], path: str) -> bool | None:
-    """Whether a user may read a file, or write to it; None where only root could find out.
+    """Return whether a user may read ("r") or write ("w") a file; None if only root can tell.
 
-    The kernel is asked, in a process of that user's, since groups, access control lists and
-    the directories above count, too.
+    The kernel decides, in a process of that user, because groups, access control lists and
+    parent directories count too.
     """
     if uid == os.geteuid():
         mode = os.R_OK if way == "r" else os.W_OK
@@ -193,7 +202,7 @@ def may(uid: int, way: Literal["r", "w"], path: str) -> bool | None:
         return True
     if os.geteuid() != 0:
         return None
-    # Only commands of people's ask; the daemon's processes need neither.
+    # Imported here because only commands of people call this; the daemon needs neither.
     import pwd
     import subprocess
 
@@ -220,20 +229,24 @@ def may(uid: int, way: Literal["r", "w"], path: str) -> bool | None:
 
 
 _PASS: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Flags to open a directory on the way, without following links."""
 _READ: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+"""Flags to open the target directory."""
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Flags to create a file that must not exist."""
 _LONGEST_STEM: Final = 200
+"""Bytes of a file's name that its temporary name contains."""
 
 
 class UnsafePath(OSError):
-    """Root does not write there: others could have planted what is there."""
+    """Root refuses to write to a path where others could have planted a link or file."""
 
     def __init__(self, what: str, path: str) -> None:
         super().__init__(errno.EPERM, what, path)
 
 
 def told_by(error: OSError, path: str) -> str:
-    """What an error says, with what it says it of where that is not ``path``."""
+    """Return an OSError's text, with its file name if that is not ``path``."""
     said = error.strerror or str(error)
     where = error.filename
     return said if where in (None, path) else f"{where} {said}"
@@ -242,17 +255,17 @@ def told_by(error: OSError, path: str) -> str:
 def open_directory(
     path: str, *, make: int | None = None, trusted: Collection[int] = (), checks: bool = True
 ) -> int:
-    """Open a directory to write in it.
+    """Open a directory for writing files in it, and return its descriptor.
 
     Args:
         path: The directory.
-        make: Mode of it and of directories above it where they are missing; None to make none.
-        trusted: Users whose directory it may be, beside root's.
-        checks: Whether it must be one that others cannot write to.
+        make: Mode for creating it and missing parents; None to create nothing.
+        trusted: Uids that may own the directory, besides root.
+        checks: Whether others must have no write permission on it.
 
     Raises:
         UnsafePath: The caller is root, and a link is on the way, or others may write to it.
-        OSError: It cannot be opened or made.
+        OSError: It cannot be opened or created.
     """
     path = os.path.abspath(path)
     if os.geteuid() != 0:
@@ -274,6 +287,7 @@ def open_directory(
 
 
 def _enter(parent: int, name: str, path: str, make: int | None, trusted: Collection[int]) -> int:
+    """Open a directory's child directory, which must not be a link; create it if wanted."""
     try:
         return os.open(name, _PASS, dir_fd=parent)
     except FileNotFoundError:
@@ -296,7 +310,7 @@ def _need_ours(found: os.stat_result, path: str, trusted: Collection[int]) -> No
     """Refuse a directory whose entries others can replace.
 
     Raises:
-        UnsafePath: They can.
+        UnsafePath: Others can replace its entries.
     """
     if found.st_uid not in {0, *trusted}:
         raise UnsafePath(
@@ -304,7 +318,7 @@ def _need_ours(found: os.stat_result, path: str, trusted: Collection[int]) -> No
             "directory of root's",
             path,
         )
-    # With an access control list these bits are its mask.
+    # With an access control list the group bits are its mask.
     others = found.st_mode & (stat.S_IWOTH | (stat.S_IWGRP if found.st_gid else 0))
     if others and not found.st_mode & stat.S_ISVTX:
         raise UnsafePath(
@@ -316,7 +330,7 @@ def _need_ours(found: os.stat_result, path: str, trusted: Collection[int]) -> No
 
 @contextlib.contextmanager
 def directory_of(path: str, *, trusted: Collection[int] = ()) -> Iterator[tuple[int, str]]:
-    """The open directory of a file, and the file's name in it; raises as :func:`open_directory`."""
+    """Open a file's directory; yield (descriptor, file name). Raises as :func:`open_directory`."""
     directory, name = os.path.split(os.path.abspath(path))
     fd = open_directory(directory, trusted=trusted)
     try:
@@ -334,14 +348,14 @@ def replacing(
     is_new: bool = False,
     trusted: Collection[int] = (),
 ) -> Iterator[IO[bytes]]:
-    """Write a file that has its name when it is whole and durable, or never.
+    """Replace a file atomically: it gets its name only when it is complete and durable.
 
     Args:
         path: The file.
-        mode: Its mode, whatever the umask; until it is whole only its owner may read it.
-        owner: Its uid and gid; those of whoever writes it if None.
-        is_new: Whether nothing may have its name yet; else what has it is replaced.
-        trusted: Users whose directory it may be in, beside root's.
+        mode: Mode of the complete file, whatever the umask; until then only its owner may read.
+        owner: Uid and gid of the file; None for those of the caller.
+        is_new: Whether an existing file is an error; otherwise it is replaced.
+        trusted: Uids that may own the directory, besides root.
 
     Raises:
         FileExistsError: ``is_new``, and something has its name.
@@ -372,7 +386,7 @@ def replacing(
 
 
 def remove_unfinished(path: str, *, trusted: Collection[int] = ()) -> None:
-    """Remove what writers of a file left that were killed; one that still writes is left alone.
+    """Remove temporary files of killed writers of ``path``; files still locked by one stay.
 
     Raises:
         OSError: The directory cannot be used.
@@ -391,7 +405,7 @@ def remove_unfinished(path: str, *, trusted: Collection[int] = ()) -> None:
 
 
 def _stem(name: str) -> str:
-    """As much of a name as leaves room for what makes it another, within 255 bytes."""
+    """Cut a file name so that the temporary name made from it stays within 255 bytes."""
     return os.fsdecode(os.fsencode(name)[:_LONGEST_STEM])
 
 
@@ -399,11 +413,11 @@ T = TypeVar("T")
 
 
 class StatusWriteError(Unavailable):
-    """A file cannot be written now."""
+    """A status file cannot be written now."""
 
 
 def write_status(path: str, value: Any) -> None:
-    """Write a value down in place of what was there.
+    """Write a status file as JSON, atomically replacing the old one.
 
     Args:
         path: The file.
@@ -423,11 +437,11 @@ def write_status(path: str, value: Any) -> None:
 
 
 def read_status(path: str, kind: type[T]) -> tuple[T, float] | None:
-    """What was left there, and when, seconds since the epoch; None where nothing can be read."""
+    """Read a status file and its modification time (s), or None if absent or unreadable."""
     try:
         with open(path, "rb") as file:
             at_s = os.fstat(file.fileno()).st_mtime
             return msgspec.json.decode(file.read(), type=kind), at_s
     except (OSError, msgspec.MsgspecError):
-        # Nothing was left yet, or by another release: either way nothing is known.
+        # No file yet, or one of another release: either way nothing is known.
         return None

@@ -1,9 +1,10 @@
-"""Serves HTTP: uvicorn, with an end to everything that a client may draw out.
+"""HTTP server: runs an ASGI application in uvicorn, with limits on slow and many clients.
 
-A client that exceeds one of the :class:`Timeouts` loses its connection. How long
-an answer takes is the application's business. Only so many are served at once, the
-others are told to come again; and of one address only so many are open that have not
-asked, are not encrypted yet, or do not read.
+``serve`` is the entry point; every TCP listener of Steward that speaks HTTP uses it. A client
+that exceeds one of the :class:`Timeouts` loses its connection; the application alone decides
+how long an answer takes. The server handles a limited number of requests at once and answers
+others with 503. It limits the open connections of one address that have sent no whole
+request, have not finished the TLS handshake, or do not read their answer.
 """
 
 import asyncio
@@ -25,16 +26,21 @@ from steward.core.waits import Stop
 log = logging.getLogger(__name__)
 
 _KEEP_S: Final = 5
+"""Time an idle connection stays open, in seconds."""
 _GRACE_S: Final = 3
+"""Time to finish requests after a stop, in seconds."""
 _AT_ONCE: Final = 512
+"""Most concurrent requests; others are answered with 503."""
 _OPEN: Final = 256
-"""Connections of these that may be without a whole request …"""
+"""Most connections without a whole request …"""
 _OPEN_OF_ONE: Final = 32
-"""… and of one address."""
+"""… and most of them from one address."""
 _BACKLOG: Final = 1024
+"""Connections that the kernel queues."""
 _READ_S: Final = 60.0
-"""Longest pause of a client in reading an answer."""
+"""Longest pause of a client while it reads an answer, in seconds."""
 _LONGEST_HEAD: Final = 16 << 10
+"""Largest head of a request, in bytes."""
 
 Receive = Callable[[], Any]
 
@@ -52,7 +58,7 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimedProtocol(H11Protocol):
-    """HTTP/1.1, but the head of a request has to be there in time, and answers are to be read."""
+    """HTTP/1.1 protocol of uvicorn, with time limits on request heads and on reading answers."""
 
     crowd: Crowd
     timeouts: Timeouts
@@ -61,15 +67,15 @@ class TimedProtocol(H11Protocol):
     _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
-        """A client is there."""
+        """Count a new connection and start the timer of its first request."""
         super().connection_made(transport)
         self._number = self.crowd.number_of(transport.get_extra_info("socket").fileno())
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """A client says something."""
+        """Pass received bytes on, unless the connection was already dropped."""
         if not self.crowd.has(self._number):
-            # What it had sent before it was shut down can still be read.
+            # Data that the client sent before the shutdown can still arrive.
             self.transport.abort()
             return
         super().data_received(data)
@@ -77,26 +83,26 @@ class TimedProtocol(H11Protocol):
         self._count()
 
     def on_response_complete(self) -> None:
-        """A client has its answer."""
+        """Update the connection's count after a complete answer."""
         super().on_response_complete()
         self._count()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """A client is gone."""
+        """Remove a closed connection from the count and stop its timers."""
         super().connection_lost(exc)
         self.crowd.leave(self._number)
         self._unwatch()
         self._is_read()
 
     def pause_writing(self) -> None:
-        """A client reads no more of what it asked for."""
+        """Start the read timer: the client does not read its answer."""
         super().pause_writing()
         if self._unread is None:
             self._unread = self.loop.call_later(_READ_S, self._too_slow)
         self._count()
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Stop the read timer: the client reads again."""
         super().resume_writing()
         self._is_read()
         self._count()
@@ -116,8 +122,8 @@ class TimedProtocol(H11Protocol):
             self.crowd.rest(self._number)
 
     def _watch(self) -> None:
-        """Have the timer run exactly while the head of a request is under way."""
-        # uvicorn says that there always is one, and begins with none.
+        """Run the timer exactly while a request's head is incomplete."""
+        # uvicorn's type says that there always is a cycle, but it starts with None.
         cycle: RequestResponseCycle | None = self.cycle
         if cycle is not None and not cycle.response_complete:
             self._unwatch()
@@ -135,7 +141,7 @@ class TimedProtocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """A server that is stopped by a Stop, and that beats."""
+    """A uvicorn server that a Stop ends and that reports a heartbeat."""
 
     def __init__(self, config: uvicorn.Config, stop: Stop, beat: Callable[[], None]) -> None:
         super().__init__(config)
@@ -144,17 +150,17 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone: the process has its own way to be stopped."""
+        """Install no signal handlers: the process stops by its Stop."""
         yield
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether to stop."""
+        """Report a heartbeat ten times a second; return whether to stop."""
         self._beat()
         return await super().on_tick(counter) or self._stop.is_set()
 
 
 def timed(app: Any, request_s: float) -> Any:
-    """Wrap an application so that it abandons bodies that take longer than ``request_s``."""
+    """Wrap an application so that it abandons request bodies that take more than ``request_s``."""
 
     async def within(scope: Any, receive: Receive, send: Any) -> None:
         if scope["type"] != "http":
@@ -166,7 +172,7 @@ def timed(app: Any, request_s: float) -> Any:
         async def receive_in_time() -> Any:
             nonlocal has_all
             if has_all:
-                # What is waited for now is that the client goes away.
+                # The body is complete; the application now waits for the client to disconnect.
                 return await receive()
             async with asyncio.timeout_at(until):
                 message = await receive()
@@ -179,10 +185,10 @@ def timed(app: Any, request_s: float) -> Any:
 
 
 def limited(app: Any) -> Any:
-    """An application that answers so many whole requests at once, and others with 503.
+    """Wrap an application so that it answers 503 above a number of concurrent requests.
 
-    uvicorn's own limit counts connections, too: those that :class:`Crowd` has just ended are
-    among them for a moment, and somebody else's request was refused for them.
+    uvicorn's own limit counts connections: those that :class:`Crowd` has just ended count for a
+    moment, so that it rejected requests of others.
     """
     at_once = 0
 
@@ -203,7 +209,7 @@ def limited(app: Any) -> Any:
 
 
 def headed(app: Any) -> Any:
-    """An application that answers HEAD wherever it answers GET, and as that, without the body."""
+    """Wrap an application so that it answers HEAD like GET, without the body."""
 
     async def answered(scope: Any, receive: Receive, send: Any) -> None:
         if scope["type"] != "http":
@@ -218,17 +224,17 @@ def headed(app: Any) -> Any:
             if begins or not is_head:
                 await send(message)
             if begins and is_head:
-                # With this it is answered: an answer without an end hears that nobody is there.
+                # Ends the answer: a streaming answer then sees a disconnected client.
                 await send({"type": "http.response.body", "body": b""})
 
-        # The server's own scope stays as it is: by it, it knows that no body is to come.
+        # The server's own scope keeps HEAD, by which the server knows that no body follows.
         await app({**scope, "method": "GET"} if is_head else scope, receive, send_head)
 
     return answered
 
 
 def _with_head(name: bytes, value: bytes) -> tuple[bytes, bytes]:
-    """A header; where it tells which methods there are, HEAD is among them."""
+    """Add HEAD to an Allow header that lists GET; return other headers unchanged."""
     if name.lower() != b"allow":
         return name, value
     methods = {method.strip() for method in value.split(b",")}
@@ -238,14 +244,14 @@ def _with_head(name: bytes, value: bytes) -> tuple[bytes, bytes]:
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """What is served, and how.
+    """Configuration of one HTTP server.
 
     Attributes:
-        name: What it is, for people: ``the myBRC API``.
-        section: The section of the configuration that it is from, for people: ``[mybrc]``.
+        name: Name for people: ``the myBRC API``.
+        section: Section of the configuration file, for people: ``[mybrc]``.
         listen: Address and port.
-        certificate_file: Its certificate; without one, no encryption.
-        key_file: The key of that certificate.
+        certificate_file: TLS certificate; without one, no encryption.
+        key_file: Key of that certificate.
         shared: Networks whose addresses many share, see :class:`steward.core.listeners.Crowd`.
         timeouts: Timeouts of clients.
     """
@@ -260,11 +266,11 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServingError(StewardError):
-    """It cannot be served as it is configured."""
+    """The server cannot run as configured."""
 
 
 def listen(served: Served) -> socket.socket:
-    """The socket that clients come to.
+    """Open the listening socket of a server.
 
     Raises:
         ListenUnavailable: The address cannot be listened at.
@@ -279,14 +285,14 @@ def serve(
     stop: Stop,
     beat: Callable[[], None],
 ) -> None:
-    """Serve until the Stop is raised.
+    """Serve requests until the Stop is set.
 
     Args:
-        served: How.
+        served: Configuration of the server.
         app: The ASGI application.
-        listener: Where clients come; closed at the end.
-        stop: Ends it.
-        beat: Called some times a second.
+        listener: The listening socket; closed at the end.
+        stop: Ends the server.
+        beat: Heartbeat, called several times a second.
 
     Raises:
         ServingError: The certificate cannot be used.
@@ -327,7 +333,7 @@ def serve(
         *listener.getsockname()[:2],
         "with TLS" if served.certificate_file else "without TLS: tokens can be read on their way",
     )
-    # What it says of itself at its start and end we have said.
+    # The line above replaces uvicorn's own messages at start and end.
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     with CrowdedListener(listener, bounds.come) as bounded:
         _Server(config, stop, beat).run(sockets=[bounded])

@@ -1,11 +1,11 @@
-"""Where capture puts a script's bytes until every sink has them.
+"""Incoming stores: where capture writes scripts and environments until every sink has them.
 
-A store is one flat directory: ``.incoming`` on the archive's file system, or
-``incoming`` in the state directory where there is no such archive, or where it
-is away. A file is written once, under a name that tells its cluster, job, time
-in the spool and length: writing it again is a harmless repeat, and a complete
-file whose event was lost in a crash can be told from its name alone. Sinks
-link or read from here; trimming the journal unlinks.
+A :class:`Store` is one flat directory: ``.incoming`` on the archive's file system, or
+``incoming`` in the state directory if there is no such archive or it is unavailable. A file
+is written once, under a name that holds cluster, job, spool time and length: writing it again
+is harmless, and the name alone identifies a complete file whose event was lost in a crash.
+Sinks link or read files here; trimming the journal deletes them. :class:`Stores` holds all
+stores of a configuration.
 """
 
 import errno
@@ -22,12 +22,14 @@ from steward.core.events import JobScript, Kept
 from steward.core.files import network_kind, sync_filesystem
 
 ARCHIVE_DIRECTORY = ".incoming"
+"""Directory of an incoming store in an archive's root."""
 STATE_STORE = "state"
+"""Name of the incoming store in the state directory."""
 MARKER = ".steward-archive"
-"""A file in an archive's root: where it is missing, its file system is not mounted."""
+"""File in an archive's root: if it is missing, the archive's file system is not mounted."""
 
 _FEW = 8
-"""Up to this many files are synced one by one; more of them by one syncfs(2)."""
+"""Most files to sync one by one; a larger batch takes one syncfs(2)."""
 
 _NAME = re.compile(
     r"(?P<cluster>[A-Za-z0-9_-]+)\.(?P<job>\d+)\.(?P<mtime>\d+)\.(?P<length>\d+)\.(?P<what>script|env)"
@@ -35,7 +37,7 @@ _NAME = re.compile(
 
 
 class StoreError(StewardError):
-    """A store is not what it should be."""
+    """A store is misconfigured or has unexpected contents."""
 
 
 class StoreUnavailable(Unavailable):
@@ -43,7 +45,7 @@ class StoreUnavailable(Unavailable):
 
 
 class KeptName(msgspec.Struct, frozen=True):
-    """What the name of a kept file says."""
+    """Parts of the name of an incoming file."""
 
     cluster: str
     job_id: int
@@ -54,12 +56,12 @@ class KeptName(msgspec.Struct, frozen=True):
 
 
 def kept_filename(cluster: str, job_id: int, spool_mtime_ns: int, length: int, what: str) -> str:
-    """The name under which bytes are kept; ``what`` is ``script`` or ``env``."""
+    """Make the name of an incoming file; ``what`` is ``script`` or ``env``."""
     return f"{cluster}.{job_id}.{spool_mtime_ns}.{length}.{what}"
 
 
 def parse_kept_filename(filename: str) -> KeptName | None:
-    """What a kept file's name says; None for a name that is not ours."""
+    """Parse the name of an incoming file; None for a foreign name."""
     match = _NAME.fullmatch(filename)
     if match is None:
         return None
@@ -74,12 +76,12 @@ def parse_kept_filename(filename: str) -> KeptName | None:
 
 
 class Store:
-    """One directory of kept bytes.
+    """One directory of incoming files.
 
     Args:
-        name: As events name it: ``state``, or ``archive.<sink>``.
-        directory: The directory; made (0700) by :meth:`prepare`.
-        marker: A file that must be there for the store to be used; "" for none.
+        name: Name in events: ``state``, or ``archive.<sink>``.
+        directory: The directory; :meth:`prepare` creates it with mode 0700.
+        marker: File that must exist for the store to be used; "" for none.
     """
 
     def __init__(self, name: str, directory: str, marker: str = "") -> None:
@@ -91,10 +93,10 @@ class Store:
         self._unsynced_more = False
 
     def prepare(self) -> None:
-        """Open the directory, making it if its parent is there.
+        """Open the directory; create it if its parent exists.
 
         Capture must never wait for a file server: an archive on a network file
-        system gets its bytes through the state directory's store, by copy.
+        system receives its bytes through the state directory's store, by copy.
 
         Raises:
             StoreUnavailable: The marker is missing or the directory cannot be used.
@@ -114,10 +116,10 @@ class Store:
             raise self._unavailable(error) from error
 
     def check(self) -> None:
-        """Make sure that the directory is still what it was when it was opened.
+        """Check that the directory is still the one that was opened; reopen a replaced one.
 
         Raises:
-            StoreUnavailable: It is not: the file system was unmounted, or the directory replaced.
+            StoreUnavailable: The file system was unmounted, or the directory cannot be used.
             StoreError: The directory is on a network file system (by now).
         """
         if self._fd < 0:
@@ -136,7 +138,7 @@ class Store:
             self.prepare()
 
     def _is_remote(self) -> bool:
-        """Whether only a file server could tell what is here; asks none.
+        """Return whether the store is on a network file system, without access to its server.
 
         Raises:
             StoreUnavailable: The kernel's list of mounts cannot be read.
@@ -150,7 +152,7 @@ class Store:
 
     def _refuse_network(self) -> None:
         if self._is_remote():
-            # Closing asks the server nothing: this descriptor was opened on a local disk.
+            # Closing does not contact the server: this descriptor was opened on a local disk.
             self.close()
             raise StoreError(
                 f"{self.directory} is on a network file system, where capture never writes",
@@ -174,16 +176,17 @@ class Store:
         return Kept(path=filename, length=len(data), sha256=hashlib.sha256(data).hexdigest())
 
     def _write(self, filename: str, data: bytes) -> None:
+        """Write a file, or find it complete from before; replace a truncated one."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             fd = os.open(filename, flags, 0o600, dir_fd=self._fd)
         except FileExistsError:
             if self._holds(filename, data):
-                # Written before, but it may not be durable: what failed may have been the sync.
+                # Written before, but perhaps not durable: the sync may be what failed.
                 again = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
                 self._sync_later(os.open(filename, again, dir_fd=self._fd))
                 return
-            # A crash cut it short. It may be linked nowhere yet, since its event was never sent.
+            # Truncated by a crash. Nothing links to it yet, since its event was never sent.
             os.unlink(filename, dir_fd=self._fd)
             fd = os.open(filename, flags, 0o600, dir_fd=self._fd)
         try:
@@ -211,13 +214,13 @@ class Store:
             os.close(fd)
 
     def take_unsynced(self) -> "Unsynced":
-        """Hand over what was written since the last call, to be synced by another thread."""
+        """Return the files written since the last call, for another thread to sync."""
         batch = Unsynced(self, self._fd, self._unsynced, self._unsynced_more)
         self._unsynced, self._unsynced_more = [], False
         return batch
 
     def sync(self) -> None:
-        """Make all that was written durable.
+        """Make all written files durable.
 
         Raises:
             StoreUnavailable: The file system reported an error.
@@ -225,7 +228,7 @@ class Store:
         self.take_unsynced().sync()
 
     def path(self, kept: Kept) -> str:
-        """The absolute path of kept bytes.
+        """Return the absolute path of an incoming file.
 
         Raises:
             StoreError: The name is not one of ours.
@@ -235,10 +238,10 @@ class Store:
         return os.path.join(self.directory, kept.path)
 
     def open(self, kept: Kept) -> int:
-        """A file descriptor for reading kept bytes; the caller closes it.
+        """Open an incoming file for reading; the caller closes the descriptor.
 
         Raises:
-            FileNotFoundError: They are not here (any more).
+            FileNotFoundError: The file is not here (any more).
             StoreUnavailable: The store cannot be read now.
         """
         path = self.path(kept)
@@ -253,7 +256,7 @@ class Store:
             raise self._unavailable(error) from error
 
     def read(self, kept: Kept) -> bytes:
-        """The kept bytes; raises as :meth:`open` does."""
+        """Read an incoming file; raises as :meth:`open` does."""
         fd = self.open(kept)
         try:
             return _read_all(fd)
@@ -263,7 +266,7 @@ class Store:
             os.close(fd)
 
     def unlink(self, filenames: Iterable[str]) -> None:
-        """Remove kept bytes that every sink has passed; what is gone already is passed over.
+        """Delete incoming files that every sink has passed; missing ones are ignored.
 
         Raises:
             StoreUnavailable: The store cannot be written now.
@@ -279,9 +282,9 @@ class Store:
                 raise self._unavailable(error) from error
 
     def names(self) -> Iterator[KeptName]:
-        """What lies here, by name; foreign files are passed over.
+        """Yield the names of incoming files; foreign files are skipped.
 
-        On a network file system there is nothing: capture never writes there.
+        A store on a network file system yields none: capture never writes there.
 
         Raises:
             StoreUnavailable: The directory cannot be listed.
@@ -298,21 +301,21 @@ class Store:
             raise self._unavailable(error) from error
 
     def kept_bytes(self) -> int:
-        """Bytes that lie here; 0 if they cannot be counted now, or on a network file system."""
+        """Return the size of all files; 0 if unknown now, or on a network file system."""
         try:
             if self._is_remote():
                 return 0
             with os.scandir(self.directory) as entries:
                 return sum(map(_size, entries))
         except (OSError, StoreUnavailable):
-            # A store that is away counts when it is back: who asks must not stop for it.
+            # An unavailable store counts when it is back; the caller must not fail for it.
             return 0
 
     def __del__(self) -> None:
         self.close()
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Close the directory and unsynced files."""
         for fd in self._unsynced:
             os.close(fd)
         self._unsynced, self._unsynced_more = [], False
@@ -339,7 +342,7 @@ class Unsynced:
         self._more = more
 
     def sync(self) -> None:
-        """Make them durable, by one syncfs(2) if they are many.
+        """Make the files durable, many of them by one syncfs(2).
 
         Raises:
             StoreUnavailable: The file system reported an error.
@@ -364,17 +367,17 @@ class Unsynced:
 
 
 class Stores:
-    """All stores of a configuration, by the name that events give them."""
+    """All stores of a configuration, by their name in events."""
 
     def __init__(self, stores: Iterable[Store]) -> None:
         self._by_name = {store.name: store for store in stores}
 
     def __iter__(self) -> Iterator[Store]:
-        """The stores, the preferred one first."""
+        """Yield the stores, the preferred one first."""
         return iter(self._by_name.values())
 
     def get(self, name: str) -> Store:
-        """The store that an event names.
+        """Return the store that an event names.
 
         Raises:
             StoreError: The configuration has no such store (any more).
@@ -387,7 +390,7 @@ class Stores:
             ) from None
 
     def usable(self) -> Store:
-        """The first store that can be written now.
+        """Return the first store that can be written now.
 
         Raises:
             StoreUnavailable: None of them can.
@@ -403,16 +406,16 @@ class Stores:
         raise StoreUnavailable("; ".join(reasons) or "no store is there")
 
     def open(self, body: JobScript, kept: Kept) -> int:
-        """A descriptor for reading ``kept`` of this event; raises as :meth:`Store.open`."""
+        """Open a file of this event for reading; raises as :meth:`Store.open`."""
         return self.get(body.store).open(kept)
 
     def read(self, body: JobScript, kept: Kept) -> bytes:
-        """The bytes of ``kept`` of this event; raises as :meth:`Store.read`."""
+        """Read a file of this event; raises as :meth:`Store.read`."""
         return self.get(body.store).read(kept)
 
 
 def stores_of(settings: Settings) -> Stores:
-    """The stores of a configuration, the preferred one first."""
+    """Make the stores of a configuration, the preferred one first."""
     stores = []
     for name in settings.files_sinks():
         root = settings.sink_path(name)

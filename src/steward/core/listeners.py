@@ -1,4 +1,9 @@
-"""Listeners: addresses as a configuration holds them, sockets, and bounds on who connects."""
+"""Listening sockets: parse addresses, open TCP and Unix listeners, limit and identify peers.
+
+``listener_at`` and ``unix_listener_at`` open sockets; ``let_in`` restricts a Unix socket to
+some users. :class:`Crowd` limits idle connections of each peer, through
+:class:`CrowdedListener`. ``uid_of_peer`` asks the kernel who a local TCP client is.
+"""
 
 import contextlib
 import ipaddress
@@ -42,11 +47,11 @@ class ListenUnavailable(Unavailable):
 
 
 class PeerClosed(Exception):
-    """The other end of a connection was closed already."""
+    """The peer of a connection has closed it already."""
 
 
 def host_and_port(text: str) -> tuple[str, int] | None:
-    """``host:port`` or ``[address]:port``, taken apart; None if it is neither."""
+    """Split ``host:port`` or ``[address]:port``; return None if it is neither."""
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match["port"]) > _MOST_PORT:
         return None
@@ -54,11 +59,11 @@ def host_and_port(text: str) -> tuple[str, int] | None:
 
 
 def is_within(address: str, networks: Sequence[str]) -> bool:
-    """Whether an address is in one of these networks; text that is none is in no network."""
+    """Return whether an address is in one of these networks; False for text that is none."""
     try:
         host = ipaddress.ip_address(address)
         if isinstance(host, ipaddress.IPv6Address):
-            # A listener at [::] sees IPv4 peers so.
+            # A listener at [::] sees IPv4 peers as IPv4-mapped addresses.
             host = host.ipv4_mapped or host
         return any(host in ipaddress.ip_network(one, strict=False) for one in networks)
     except ValueError:
@@ -66,7 +71,7 @@ def is_within(address: str, networks: Sequence[str]) -> bool:
 
 
 def is_ipv6(address: str) -> bool:
-    """Whether a connection is one of IPv6: MUNGE names addresses of IPv4, and no other."""
+    """Return whether an address is IPv6: MUNGE reports IPv4 addresses only."""
     try:
         host = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -75,7 +80,7 @@ def is_ipv6(address: str) -> bool:
 
 
 def host_of(address: str) -> str:
-    """Who an address stands for: itself, or the /64 network that one host of IPv6 has."""
+    """Return the key of a host for limits: its address, or the /64 network of an IPv6 host."""
     try:
         host = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -86,7 +91,7 @@ def host_of(address: str) -> str:
 
 
 class _Open:
-    """A connection whose request is not whole."""
+    """A connection without a whole request."""
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
         self.connection = connection
@@ -96,16 +101,16 @@ class _Open:
 
 
 class Crowd:
-    """Bounds connections without a whole request, by peer.
+    """Limit on connections without a whole request, by peer.
 
-    A peer is a user of this host, a network that many share, or an address. Where there are too
-    many connections, the oldest of the peer that has most of its bound is shut down: whoever
-    comes next is served, whatever others leave open.
+    A peer is a user of this host, a shared network, or an address. If there are too many
+    connections, the oldest one of the peer that exceeds its limit most is shut down: a new
+    client is served, whatever others leave open.
 
     Args:
-        of_one: How many one peer may have; a shared network, or a user who connects from an
-            address in one, may have half of all.
-        of_all: How many there may be.
+        of_one: Limit for one peer; a shared network, or a user who connects from an address in
+            one, may have half of all.
+        of_all: Limit for all peers together.
         shared: Networks whose addresses many hosts or people share: proxies, NAT.
     """
 
@@ -119,7 +124,7 @@ class Crowd:
         self._newest = 0
 
     def come(self, connection: socket.socket, address: Any) -> None:
-        """Count a new connection, under a number: addresses and descriptors are reused at once.
+        """Count a new connection under a new number: addresses and descriptors are reused at once.
 
         asyncio reports the loss of a TLS connection only after it closed the descriptor, when
         the next connection may have it.
@@ -137,20 +142,20 @@ class Crowd:
         return self._numbers.get(descriptor, 0)
 
     def ask(self, number: int) -> None:
-        """Count a connection no more: its request is whole."""
+        """Stop counting a connection: its request is whole."""
         found = self._open.get(number)
         if found is not None:
             found.is_counted = False
 
     def rest(self, number: int) -> None:
-        """Count a connection again: it was answered."""
+        """Count a connection again: it has its answer."""
         found = self._open.get(number)
         if found is not None and not found.is_counted:
             found.is_counted, found.since = True, time.monotonic()
             self._bound()
 
     def has(self, number: int) -> bool:
-        """Whether a connection has not been shut down."""
+        """Return whether a connection has not been shut down."""
         return number in self._open
 
     def leave(self, number: int) -> None:
@@ -158,6 +163,7 @@ class Crowd:
         self._open.pop(number, None)
 
     def _peer(self, connection: socket.socket, address: str) -> str:
+        """Return a connection's peer for the limits, and set the peer's limit."""
         network = next((one for one in self._shared if is_within(address, (one,))), "")
         try:
             uid = uid_of_peer(connection)
@@ -165,12 +171,13 @@ class Crowd:
         except PeerClosed:
             peer, network = "closed", ""
         if len(self._bounds) > self._of_all:
-            # Those of connections that are gone.
+            # Drop the limits of peers whose connections are gone.
             self._bounds = {one.peer: self._bounds[one.peer] for one in self._open.values()}
         self._bounds[peer] = self._of_all // 2 if network else self._of_one
         return peer
 
     def _bound(self) -> None:
+        """Shut down the oldest connection of the peer that exceeds its limit most."""
         counted = {key: one for key, one in self._open.items() if one.is_counted}
         by_peer = Counter(one.peer for one in counted.values())
         most = max(by_peer, key=lambda peer: by_peer[peer] / self._bounds[peer], default="")
@@ -178,14 +185,14 @@ class Crowd:
             of_most = {key: one for key, one in counted.items() if one.peer == most}
             oldest = self._open.pop(min(of_most, key=lambda key: of_most[key].since))
             with contextlib.suppress(OSError):
-                # Not closed: that is for whoever reads it, and finds that it has ended.
+                # Only shut down: whoever reads the connection sees its end and closes it.
                 socket.socket.shutdown(oldest.connection, socket.SHUT_RDWR)
 
 
 def uid_of_peer(connection: socket.socket) -> int | None:
-    """Look up the uid of a TCP connection's other end, if that is on this host.
+    """Return the uid of a TCP connection's peer, if that is on this host.
 
-    The kernel is asked for that one socket (sock_diag(7), Linux 3.3).
+    The kernel is asked about that one socket (sock_diag(7), Linux 3.3).
 
     Returns:
         The uid; None for a peer on another host, or where the kernel does not tell.
@@ -213,17 +220,17 @@ def uid_of_peer(connection: socket.socket) -> int | None:
         return None
     uid, inode = struct.unpack_from("=II", reply, _UID_AT)
     if not inode:
-        # It would be root's: a socket without an owner has the uid 0.
+        # Without an owner the socket would be reported as root's, uid 0.
         raise PeerClosed
     return int(uid)
 
 
 class CrowdedListener(socket.socket):
-    """A listening socket that tells a crowd of each connection it accepts.
+    """Listening socket that reports each accepted connection to a callback.
 
     Args:
         listener: A listening socket, which this one replaces.
-        come: Told each connection, and its address.
+        come: Called with each connection and its address.
     """
 
     def __init__(self, listener: socket.socket, come: Callable[[socket.socket, Any], None]) -> None:
@@ -231,18 +238,18 @@ class CrowdedListener(socket.socket):
         self._come = come
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection."""
+        """Accept a connection and report it."""
         connection, address = super().accept()
         self._come(connection, address)
         return connection, address
 
 
 def listener_at(where: str, backlog: int) -> socket.socket:
-    """A socket that listens, and does not block.
+    """Open a non-blocking listening TCP socket.
 
     Args:
         where: Address and port.
-        backlog: How many connections the kernel holds until they are taken.
+        backlog: Most connections that the kernel queues.
 
     Raises:
         ListenUnavailable: The address cannot be listened at.
@@ -252,7 +259,7 @@ def listener_at(where: str, backlog: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Those that come inherit it: else an answer in two writes, its head and its body, waits
+        # Accepted connections inherit it: otherwise an answer in two writes, head and body, waits
         # 40 ms for the client's delayed acknowledgement.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind((host, port))
@@ -265,12 +272,12 @@ def listener_at(where: str, backlog: int) -> socket.socket:
 
 
 def unix_listener_at(path: str, backlog: int, uids: Iterable[int] = ()) -> socket.socket:
-    """Listen on a Unix socket, without blocking; make its directory.
+    """Open a non-blocking listening Unix socket; create its directory.
 
     Args:
-        path: Where; what a process that was killed has left there is removed.
-        backlog: How many connections the kernel holds until they are taken.
-        uids: Who may connect beside us and root: others would fill the backlog.
+        path: Path of the socket; the remains of a killed process are removed.
+        backlog: Most connections that the kernel queues.
+        uids: Users who may connect besides us and root: others could fill the backlog.
 
     Raises:
         OSError: The socket cannot be made.
@@ -280,7 +287,7 @@ def unix_listener_at(path: str, backlog: int, uids: Iterable[int] = ()) -> socke
         os.makedirs(directory, exist_ok=True)
         os.chmod(directory, 0o755)  # noqa: S103 - other users have to come through
     with contextlib.suppress(FileNotFoundError):
-        # Whoever comes just now tries again.
+        # A client that connects just now has to try again.
         os.unlink(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -295,15 +302,15 @@ def unix_listener_at(path: str, backlog: int, uids: Iterable[int] = ()) -> socke
 
 
 def let_in(path: str, uids: Iterable[int]) -> bool:
-    """Let these users connect to a socket of ours, beside us and root, and nobody else.
+    """Permit only these users, us and root to connect to a socket.
 
     Args:
-        path: The socket, made just now.
-        uids: Who may.
+        path: The socket, created just now.
+        uids: Users to permit.
 
     Returns:
-        Whether it could be done; where not, anybody may connect, and who it is is
-        told by the kernel when they have.
+        Whether that worked; if not, anybody may connect, and the kernel identifies the user
+        after that.
 
     Raises:
         OSError: It is not there any more.
@@ -322,7 +329,7 @@ def let_in(path: str, uids: Iterable[int]) -> bool:
 
 
 def _given(path: str, uids: list[int]) -> bool:
-    """Make it the one user's own, as root can."""
+    """Make a single user the owner of the socket, as only root can."""
     if os.geteuid() != 0 or len(uids) > 1:
         return False
     try:
@@ -334,6 +341,7 @@ def _given(path: str, uids: list[int]) -> bool:
 
 
 def _listed(path: str, uids: list[int]) -> bool:
+    """Set an ACL that admits these users to the socket."""
     entries = [(_USER_OBJ, _READ_WRITE, _NO_ID)]
     entries += [(_USER, _READ_WRITE, uid) for uid in uids]
     entries += [(_GROUP_OBJ, 0, _NO_ID), (_MASK, _READ_WRITE, _NO_ID), (_OTHER, 0, _NO_ID)]
@@ -347,7 +355,7 @@ def _listed(path: str, uids: list[int]) -> bool:
 
 
 def plain(host: str) -> str:
-    """A host's name or address in the one way in which it is compared."""
+    """Normalize a host's name or address for comparison."""
     try:
         return str(ipaddress.ip_address(host))
     except ValueError:

@@ -1,11 +1,10 @@
-"""How the daemon's processes log: one line a record, on stderr or in a file, safe against anything.
+"""Logging of the daemon's processes: one line per record, logfmt or JSON, to stderr or a file.
 
-The standard library does it all: a structured logging package costs more
-memory per process than the rest of a small daemon. A line is logfmt
-(https://brandur.org/logfmt), ``warning steward.capture.spool msg="…" job=7``, or
-a JSON object. Where systemd reads stderr, each line begins with its priority,
-sd-daemon(3). A file may be rotated at any time, by renaming it: no process need
-be told.
+``set_up`` configures it. It uses the standard library only: a structured logging package costs
+more memory per process than the rest of a small daemon. A line is logfmt
+(https://brandur.org/logfmt), ``warning steward.capture.spool msg="…" job=7``, or a JSON
+object. If systemd reads stderr, each line begins with its priority, sd-daemon(3). A log file
+may be rotated at any time by renaming it; no process needs a signal.
 """
 
 import logging
@@ -31,15 +30,17 @@ _PRIORITIES = {
     logging.CRITICAL: 2,
 }
 _OWN_ATTRIBUTES = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+"""Attributes of every log record, which are no fields of the message."""
 _LONGEST_VALUE = 8192
+"""Longest value, in characters; longer ones are cut."""
 _FRAMES = 12
+"""Most code locations of an error in a line."""
 
 
 def quote(value: object) -> str:
-    """A value as it stands behind ``key=``: plain, or in quotes with all else escaped.
+    """Render a value for ``key=``: plain, or in quotes with special characters escaped.
 
-    Nothing in it can end the line or the value, and no byte of it reaches a
-    terminal as a control sequence.
+    Nothing in it can end the line or the value, and no control sequence reaches a terminal.
     """
     text = str(value)
     if len(text) > _LONGEST_VALUE:
@@ -56,15 +57,15 @@ def quote(value: object) -> str:
 
 
 class LogUnavailable(Unavailable):
-    """The file that is logged to cannot be written."""
+    """The log file cannot be written."""
 
 
 class LineFormatter(logging.Formatter):
-    """Renders a record as one line of logfmt.
+    """Formatter for logfmt lines.
 
     Args:
-        part: Which of the daemon's processes this is; "" for none.
-        for_journal: Whether systemd reads the lines: it wants a priority and adds the time.
+        part: Name of this process in the daemon; "" for none.
+        for_journal: Whether systemd reads the lines: it needs a priority and adds the time.
     """
 
     def __init__(self, part: str = "", for_journal: bool = False) -> None:
@@ -73,11 +74,11 @@ class LineFormatter(logging.Formatter):
         self._for_journal = for_journal
 
     def head(self, record: logging.LogRecord) -> str:
-        """What stands before everything else where systemd reads it."""
+        """Return the priority prefix for systemd, "" if it does not read the lines."""
         return f"<{_PRIORITIES.get(record.levelno, 6)}>" if self._for_journal else ""
 
     def facts(self, record: logging.LogRecord) -> dict[str, object]:
-        """What a record says, by name, but for its message."""
+        """Return a record's fields by name, except its message."""
         found: dict[str, object] = {"part": self.part} if self.part else {}
         for name, value in vars(record).items():
             if name not in _OWN_ATTRIBUTES:
@@ -89,7 +90,7 @@ class LineFormatter(logging.Formatter):
         return found
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
+        """Render a record as one line, without a newline."""
         level = record.levelname.lower()
         head = f"{self.head(record)}{level}" if self._for_journal else f"{_time(record)} {level}"
         pairs = [f"msg={quote(_message(record))}"]
@@ -98,10 +99,10 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(LineFormatter):
-    """Renders a record as one JSON object: numbers as such, all else as text."""
+    """Formatter for JSON objects: numbers stay numbers, all else becomes text."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
+        """Render a record as one line, without a newline."""
         told: dict[str, Any] = {
             "time": _time(record),
             "level": record.levelname.lower(),
@@ -114,9 +115,9 @@ class JsonFormatter(LineFormatter):
 
 
 class FileHandler(logging.Handler):
-    """Appends to a file, and to a new one where somebody has renamed or removed it.
+    """Handler that appends to a file, and reopens it after it was renamed or removed.
 
-    Each line is one write at the file's end, so that processes do not mix theirs.
+    Each line is one write at the file's end, so that lines of several processes do not mix.
 
     Args:
         path: The file.
@@ -136,7 +137,7 @@ class FileHandler(logging.Handler):
             raise LogUnavailable(f"cannot log to {path}: {error.strerror}", path) from error
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write a record; one that cannot be written is lost, and stops nobody."""
+        """Write a record; one that cannot be written is lost, without an exception."""
         try:
             line = self.format(record) + "\n"
             self._follow()
@@ -145,13 +146,14 @@ class FileHandler(logging.Handler):
             self.handleError(record)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         super().close()
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def _follow(self) -> None:
+        """Reopen the file if it was renamed or removed."""
         try:
             found = os.stat(self._path)
             is_same = self._file == (found.st_dev, found.st_ino)
@@ -176,14 +178,14 @@ def set_up(
     form: Format = "logfmt",
     path: str = "",
 ) -> None:
-    """Send every log record of this process to stderr or a file, one line each.
+    """Configure logging of this process: every record as one line to stderr or a file.
 
     Args:
         level: debug, info, warning or error.
-        part: Which of the daemon's processes this is; "" for none.
-        stream: Where to instead of stderr.
-        form: What a line looks like.
-        path: The file to log to; "" for none.
+        part: Name of this process in the daemon; "" for none.
+        stream: Stream to use instead of stderr.
+        form: Format of a line.
+        path: Log file; "" for none.
 
     Raises:
         LogUnavailable: The file cannot be written.
@@ -199,21 +201,21 @@ def set_up(
             old.close()
     root.addHandler(handler)
     root.setLevel(level.upper())
-    # It tells each URL that is asked, and that of a webhook lets anybody write there.
+    # httpx logs each URL, and a webhook's URL lets anybody post there.
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    # A log that cannot be written (its reader is gone) must not add to what went wrong.
+    # A log that cannot be written (its reader is gone) must not cause further errors.
     logging.raiseExceptions = False
 
 
 def name_part(part: str) -> None:
-    """Have every line of this process, which was forked, name the part that it is."""
+    """Name the part of the daemon in every line of this process, after a fork."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler.formatter, LineFormatter):
             handler.formatter.part = part
 
 
 def _is_journal(stream: TextIO) -> bool:
-    """Whether ``stream`` leads to systemd's journal, as systemd.exec(5) says to find out."""
+    """Return whether ``stream`` is systemd's journal, by the test in systemd.exec(5)."""
     named = os.environ.get("JOURNAL_STREAM", "")
     try:
         status = os.fstat(stream.fileno())
@@ -226,7 +228,7 @@ def _message(record: logging.LogRecord) -> str:
     try:
         return record.getMessage()
     except (TypeError, ValueError):
-        # A wrong log call is a mistake of ours, and no reason to lose what it wanted to say.
+        # A wrong log call is a bug of ours, but its text must not be lost.
         return f"{record.msg!r} {record.args!r}"
 
 
@@ -236,7 +238,7 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _escaped(text: str) -> str:
-    """JSON without a letter that a terminal might obey; all of them can only be in its strings."""
+    """Escape unprintable characters in JSON text; they can only be in its strings."""
     if text.isprintable():
         return text
     return "".join(
@@ -248,7 +250,7 @@ def _escaped(text: str) -> str:
 
 
 def _plain(value: object) -> object:
-    """A value as JSON has it."""
+    """Convert a value to one that JSON can hold: a number, or text of limited length."""
     if isinstance(value, bool | int | float | None) and value == value:
         return value
     text = str(value)
@@ -262,7 +264,7 @@ def _key(name: str) -> str:
 
 
 def _frames(error: BaseException) -> str:
-    """The innermost places that the error came through, the innermost first."""
+    """Return the innermost code locations of an error, innermost first."""
     frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
     return " < ".join(
         f"{os.path.basename(frame.filename)}:{frame.lineno} {frame.name}"

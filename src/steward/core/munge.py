@@ -1,4 +1,9 @@
-"""Who somebody is, on whichever host of a cluster, as MUNGE tells it."""
+"""MUNGE authentication: make and verify credentials, and bind them to HTTP requests.
+
+:class:`Munge` identifies a user on any host of a cluster through munged; it uses libmunge, or
+the commands munge and unmunge where the library is missing. ``encode`` and ``decode`` are
+the plain library calls. ``statement`` is the text of an API request that its credential covers.
+"""
 
 import ctypes
 import hashlib
@@ -22,14 +27,14 @@ _SOCKET: Final = 8
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """What the library says of a credential.
+    """Result of libmunge for a credential.
 
     Attributes:
-        code: munge_err_t: 0 for a good one.
+        code: munge_err_t: 0 for a valid one.
         said: That code in words.
-        uid: Of the process that it was made for.
-        address: Of the host that it was made on.
-        payload: What it was made over.
+        uid: Uid of the process that made the credential.
+        address: Address of the host that made it.
+        payload: Data that it covers.
     """
 
     code: int
@@ -41,7 +46,7 @@ class Opened(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=1)
 def loaded() -> Any:
-    """The library, ready for use; None where there is none."""
+    """Load libmunge; return None if it is not installed."""
     try:
         found = ctypes.CDLL(_NAME)
     except OSError:
@@ -57,7 +62,7 @@ def loaded() -> Any:
 
 
 class _Context:
-    """A munge_ctx_t, for one call: a context must not be shared by threads."""
+    """A munge_ctx_t, for one call: threads must not share a context."""
 
     def __init__(self, socket: str) -> None:
         self.library = loaded()
@@ -72,13 +77,13 @@ class _Context:
         self.library.munge_ctx_destroy(self.pointer)
 
     def said(self, code: int) -> str:
-        """What went wrong, in words."""
+        """Return the last error, in words."""
         text = self.library.munge_ctx_strerror(self.pointer) or self.library.munge_strerror(code)
         return (text or b"").decode("utf-8", "backslashreplace")
 
 
 def encode(socket: str, payload: bytes) -> tuple[int, bytes, str]:
-    """A credential over these bytes: munge_err_t, the credential, and what is wrong."""
+    """Make a credential over these bytes; return munge_err_t, the credential and error text."""
     made = ctypes.c_void_p()
     with _Context(socket) as context:
         code = context.library.munge_encode(
@@ -92,7 +97,7 @@ def encode(socket: str, payload: bytes) -> tuple[int, bytes, str]:
 
 
 def decode(socket: str, credential: bytes) -> Opened:
-    """What a credential says; of one that is not good only the code and its words."""
+    """Verify a credential; the result of an invalid one has only the code and its words."""
     payload = ctypes.c_void_p()
     length, uid, gid = ctypes.c_int(), ctypes.c_uint32(), ctypes.c_uint32()
     address = ctypes.c_uint32()
@@ -105,7 +110,7 @@ def decode(socket: str, credential: bytes) -> Opened:
             ctypes.byref(uid),
             ctypes.byref(gid),
         )
-        # Also of one that is too old, or was used before, the library hands out the payload.
+        # The library also returns a payload for expired and replayed credentials.
         data = ctypes.string_at(payload, length.value) if payload.value else b""
         _free(payload)
         if code:
@@ -126,11 +131,13 @@ def _free(pointer: ctypes.c_void_p) -> None:
 
 
 _TIMEOUT_S: Final = 15.0
+"""Longest run of munge and unmunge, in seconds."""
 _MOST_CREDENTIAL: Final = 1 << 14
+"""Longest credential, in bytes."""
 _PATH: Final = "/usr/local/bin:/usr/bin:/bin"
 _METADATA = re.compile(rb"UID: +(\d+)")
 _HOST = re.compile(rb"ENCODE_HOST: +(?:(\S+) \((\S+)\)|(\S+))")
-# munge_err_t of munge.h: what is the credential's own fault, and not munged's.
+# munge_err_t of munge.h: faults of the credential itself, not of munged.
 _BAD: Final = {
     8: "is none",
     9: "is of another version",
@@ -151,12 +158,12 @@ class MungeUnavailable(Unavailable):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What a credential proves.
+    """Facts that a valid credential proves.
 
     Attributes:
-        uid: Of the process that it was made for.
-        address: Of the host that it was made on, as its munged says it.
-        payload: What it was made over.
+        uid: Uid of the process that made it.
+        address: Address of the host that made it, as its munged says.
+        payload: Data that it covers.
     """
 
     uid: int
@@ -165,10 +172,10 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class Munge:
-    """One munged.
+    """Client of one munged.
 
     Args:
-        socket: Its socket; MUNGE's default if empty.
+        socket: Socket of munged; MUNGE's default if empty.
     """
 
     def __init__(self, socket: str = "") -> None:
@@ -176,7 +183,7 @@ class Munge:
         self._where = (f"--socket={socket}",) if socket else ()
 
     def encode(self, payload: bytes) -> bytes:
-        """A credential over these bytes.
+        """Make a credential over these bytes.
 
         Raises:
             MungeUnavailable: munged does not answer.
@@ -190,7 +197,7 @@ class Munge:
         return out.strip()
 
     def decode(self, credential: bytes) -> Claim:
-        """Open a credential.
+        """Verify a credential.
 
         Raises:
             Refused: It is none, is too old, was used before, or was made with another key.
@@ -223,6 +230,7 @@ def _claim_of(opened: Opened) -> Claim:
 
 
 def _run(words: list[str], data: bytes) -> tuple[int, bytes, str]:
+    """Run munge or unmunge; return exit code, output and error text."""
     environment = {"PATH": os.environ.get("PATH", _PATH), "LC_ALL": "C"}
     try:
         process = subprocess.Popen(
@@ -251,8 +259,9 @@ def _run(words: list[str], data: bytes) -> tuple[int, bytes, str]:
 
 
 SCHEME: Final = "Munge"
-"""In the header ``Authorization``, before the credential."""
+"""Scheme of the HTTP header ``Authorization``, before the credential."""
 _WORD: Final = "steward api 1"
+"""First line of every statement, with the version of its format."""
 _USUAL_PORTS: Final = (":443", ":80")
 _LINE: Final = re.compile(r"[A-Z]{1,20} /[!-~]{0,16384}", re.ASCII)
 _CREDENTIAL: Final = re.compile(r"MUNGE:[A-Za-z0-9+/]{4,16384}={0,2}:", re.ASCII)
@@ -260,38 +269,38 @@ _DIGEST: Final = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
 def statement(method: str, target: str, body: bytes, origin: str) -> bytes:
-    """The text that a credential for a request is made over.
+    """Return the text that a credential for an HTTP request covers.
 
     Args:
-        method: Of HTTP.
-        target: The path from ``/api/`` on, with its query if there is one.
-        body: What is sent.
-        origin: Host, and port if it is not the usual one, of the pages' address.
+        method: HTTP method.
+        target: Path from ``/api/`` on, with its query if there is one.
+        body: Body of the request.
+        origin: Host of the pages' address, with the port if it is not the usual one.
     """
     return _text(method, target, digest(body), origin)
 
 
 def digest(body: bytes) -> str:
-    """What stands for a body in a statement: its SHA-256, in hexadecimal."""
+    """Return the SHA-256 of a body, in hexadecimal, for its statement."""
     return hashlib.sha256(body).hexdigest()
 
 
 def is_credential(text: str) -> bool:
-    """Whether a text may be a credential, as far as can be said without munged."""
+    """Return whether a text has the form of a MUNGE credential."""
     return _CREDENTIAL.fullmatch(text) is not None
 
 
 def statement_over(method: str, target: str, shown: str, origin: str) -> bytes:
-    """The same as :func:`statement`, by the digest of a body that somebody else has read.
+    """Return the same text as :func:`statement`, from the digest of the body.
 
     Args:
-        method: Of HTTP.
-        target: The path from ``/api/`` on, with its query if there is one.
-        shown: The digest of what is sent.
-        origin: Host, and port if it is not the usual one, of the pages' address.
+        method: HTTP method.
+        target: Path from ``/api/`` on, with its query if there is one.
+        shown: Digest of the body.
+        origin: Host of the pages' address, with the port if it is not the usual one.
 
     Raises:
-        UsageError: It is not a request of HTTP that is described so.
+        UsageError: The values do not describe an HTTP request.
     """
     if not _LINE.fullmatch(f"{method} {target}") or not _DIGEST.fullmatch(shown):
         raise UsageError("that is no request of HTTP, whose maker MUNGE could name")
@@ -299,7 +308,7 @@ def statement_over(method: str, target: str, shown: str, origin: str) -> bytes:
 
 
 def difference(made: bytes, asked: bytes) -> str:
-    """In what a credential's text is not that of the request it came with; "" if it is."""
+    """Describe how a credential's text differs from its request's; "" if it does not."""
     if made == asked:
         return ""
     made_lines, asked_lines = made.split(b"\n"), asked.split(b"\n")

@@ -1,4 +1,8 @@
-"""How a mail gets out: through the program that the site's MailProg was, or through sendmail."""
+"""Notifications: send mail through MailProg or sendmail, and post JSON to webhooks.
+
+``send_letter`` sends a mail through the program that was the site's MailProg, or through
+sendmail. ``post_webhook`` sends JSON to a webhook and never shows its URL, which is a secret.
+"""
 
 import os
 import select
@@ -18,32 +22,34 @@ from steward.core.errors import StewardError, Unavailable
 from steward.core.processes import end_group
 
 _MOST_BODY: Final = 1024 * 1024
+"""Largest mail text, in bytes."""
 _BODY_S: Final = 10.0
+"""Longest wait for the mail's text, in seconds."""
 _LONGEST_PLAIN: Final = 900
-"""A line has at most 998 letters (RFC 5322); encoded words can be broken anywhere."""
+"""Longest header text in plain form, in characters: RFC 5322 allows 998 a line, unbreakable."""
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""slurmctld gives MailProg no PATH."""
+"""Default PATH: slurmctld gives MailProg none."""
 
 
 class NotSent(Unavailable):
-    """A mail was not sent, or nobody knows whether it was."""
+    """A mail was not sent, or its fate is unknown."""
 
 
 class NotTaken(NotSent):
-    """The program that sends mails refused one."""
+    """The program that sends mail rejected a message."""
 
 
 class Letter(msgspec.Struct, frozen=True, kw_only=True):
-    """A mail to be sent.
+    """A mail to send.
 
     Attributes:
-        to: Addresses, which were looked at.
+        to: Validated addresses.
         subject: One line.
-        body: What was to be sent.
-        program: What is called as MailProg is; "" for sendmail.
-        sendmail: What takes a whole message.
-        sender: From whom; "" for whom it runs as.
-        timeout_s: How long it may take, in seconds.
+        body: Original text of the mail.
+        program: Program to call as MailProg; "" for sendmail.
+        sendmail: Program that takes a whole message.
+        sender: Sender address; "" for the user of the process.
+        timeout_s: Longest run time of the program, in seconds.
     """
 
     to: tuple[str, ...]
@@ -56,7 +62,7 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_body() -> bytes:
-    """What comes on the standard input, as long as it comes soon."""
+    """Read the mail's text from standard input, within a time limit."""
     if sys.stdin is None or sys.stdin.isatty():
         return b""
     found = b""
@@ -72,7 +78,7 @@ def read_body() -> bytes:
 
 
 def send_letter(letter: Letter, page: str) -> None:
-    """Send a mail, with a page behind what was to be said.
+    """Send a mail, with a page of text after its body.
 
     Raises:
         NotTaken: It was refused.
@@ -88,17 +94,17 @@ def send_letter(letter: Letter, page: str) -> None:
 
 
 def letter_message(letter: Letter, text: str) -> bytes:
-    """A whole message, for sendmail."""
+    """Build the whole message, for sendmail."""
     headers = {
         "To": ", ".join(letter.to),
         "Subject": _encoded(letter.subject),
         "From": letter.sender if letter.sender.isascii() else _named(letter.sender),
         "Date": formatdate(localtime=True),
-        # So that nobody's absence is answered to slurmctld (RFC 3834).
+        # Keeps vacation responders from answering slurmctld (RFC 3834).
         "Auto-Submitted": "auto-generated",
     }
-    # By hand: an EmailMessage decodes the encoded words of what it is given as a header, and
-    # what they stand for may have newlines. It makes those of the body only.
+    # By hand: an EmailMessage decodes encoded words in its headers, which may then contain
+    # newlines. It builds only the body.
     head = "".join(f"{name}: {_whole(value)}\n" for name, value in headers.items() if value)
     built = EmailMessage()
     built.set_content(text or "\n", cte="quoted-printable" if not text.isascii() else None)
@@ -106,7 +112,7 @@ def letter_message(letter: Letter, text: str) -> bytes:
 
 
 def _encoded(text: str) -> str:
-    """A header's text, which is itself no encoded word, whatever it looks like."""
+    """Encode a header's text, so that plain text cannot pass for an encoded word."""
     is_plain = text.isascii() and text.isprintable() and "=?" not in text
     is_plain = is_plain and len(text) <= _LONGEST_PLAIN
     charset = None if is_plain else "utf-8"
@@ -119,11 +125,12 @@ def _named(sender: str) -> str:
 
 
 def _whole(value: str) -> str:
-    """A header's value, on lines none of which could be taken for another header."""
+    """Fold a header's value, so that none of its lines can pass for another header."""
     return "\n ".join(line.strip() for line in value.splitlines() if line.strip())
 
 
 def _run(words: list[str], data: bytes, timeout_s: float) -> None:
+    """Run a mail program with the message on its standard input."""
     environment = {**os.environ, "PATH": os.environ.get("PATH") or _PATH}
     try:
         process = subprocess.Popen(
@@ -150,29 +157,32 @@ def _run(words: list[str], data: bytes, timeout_s: float) -> None:
 
 
 TIMEOUT_S: Final = 10.0
+"""Default time-out of a webhook, in seconds."""
 _REFUSED: Final = range(400, 500)
+"""HTTP statuses of a message rejected for good, except …"""
 _TRY_AGAIN: Final = frozenset({408, 425, 429})
+"""… these, after which it is sent again."""
 
 
 class WebhookAway(Unavailable):
-    """A webhook does not answer now, or nobody knows whether it was told."""
+    """A webhook does not answer now, or it is unknown whether it received the message."""
 
 
 class WebhookRefused(StewardError):
-    """A webhook does not take what it is told, and will not."""
+    """A webhook rejects the message for good."""
 
 
 def post_webhook(url: str, said: Mapping[str, Any], *, timeout_s: float = TIMEOUT_S) -> int:
-    """Tell a webhook something; the status that it answers with.
+    """Post JSON to a webhook; return the HTTP status of its answer.
 
     Args:
-        url: Where it is.
-        said: What it is told, as JSON.
-        timeout_s: How long it may take for each of connecting, sending and answering.
+        url: Address of the webhook.
+        said: Data to send, as JSON.
+        timeout_s: Time-out of each of connecting, sending and answering, in seconds.
 
     Raises:
         WebhookAway: It does not answer: try again later.
-        WebhookRefused: It does not take it.
+        WebhookRefused: It rejects the message.
     """
     import httpx
 
@@ -186,7 +196,7 @@ def post_webhook(url: str, said: Mapping[str, Any], *, timeout_s: float = TIMEOU
             follow_redirects=False,
         )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        # What it says may hold the URL, and where the error is shown its cause is, too.
+        # The error's text may hold the URL, and its cause would be shown with it.
         kind = type(error).__name__
         raise WebhookAway(f"{where} cannot be told: {kind}", where) from None
     code = answer.status_code
@@ -198,7 +208,7 @@ def post_webhook(url: str, said: Mapping[str, Any], *, timeout_s: float = TIMEOU
 
 
 def host_of(url: str) -> str:
-    """A webhook, as it may be spoken of."""
+    """Name a webhook by its host, without the secret parts of its URL."""
     try:
         host = urlsplit(url).hostname
     except ValueError:

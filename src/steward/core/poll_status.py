@@ -1,6 +1,7 @@
-"""How each cluster's Slurm was last looked at: kept for whoever shows how Steward stands.
+"""Poll status of each cluster: a status file with the result of the last queue poll.
 
-The process that asks Slurm writes it; nobody else asks for its sake.
+The process that polls Slurm writes it (:class:`Looks`); status pages, metrics and commands read
+it, so that they need not ask Slurm themselves.
 """
 
 import os
@@ -14,23 +15,23 @@ from steward.core.errors import StewardError
 from steward.core.files import read_status, write_status
 
 COST_FACTOR: Final = 20
-"""A poll of slurmctld takes at most this part of the time."""
+"""The poll interval is at least this many times the duration of the last poll."""
 LONG_INTERVAL_S: Final = 60.0
-"""A longer wait for the next poll of the queue is told in log, status and metrics."""
+"""Poll interval, in seconds, above which log, status and metrics report it."""
 _SAFE_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """One look at a cluster's queue.
+    """Result of one poll of a cluster's queue.
 
     Attributes:
-        at: When it was begun.
+        at: Start time of the poll.
         up: Whether slurmctld answered.
-        message: What it said where it did not.
-        version: Slurm's version ("22.05.8"); "" where it was never told.
-        cost_s: How long the last look that was answered took, in seconds.
-        jobs: How many jobs that one showed.
-        interval_s: How long it is to the next one, in seconds.
+        message: Error text if it did not.
+        version: Slurm's version ("22.05.8"); "" if never reported.
+        cost_s: Duration of the last answered poll, in seconds.
+        jobs: Number of jobs in that poll.
+        interval_s: Time until the next poll, in seconds.
     """
 
     at: datetime
@@ -43,7 +44,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Looks:
-    """The last look at each cluster, one file each.
+    """Poll status files, one for each cluster.
 
     Args:
         state_dir: Steward's state directory.
@@ -53,7 +54,7 @@ class Looks:
         self._state_dir = state_dir
 
     def put(self, cluster: str, look: Look) -> None:
-        """Keep the last look.
+        """Write the result of a cluster's last poll.
 
         Raises:
             NotLeft: It cannot be written.
@@ -61,7 +62,7 @@ class Looks:
         write_status(self._path(cluster), look)
 
     def get(self, cluster: str) -> Look | None:
-        """The last look; None where none was kept."""
+        """Read the result of a cluster's last poll; None if there is none."""
         found = read_status(self._path(cluster), Look)
         return found[0] if found else None
 

@@ -1,4 +1,8 @@
-"""What Steward's own processes are given and kept from."""
+"""Process control: core dumps, process groups, orphans, and killing all descendants.
+
+``refuse_core_dumps`` protects secrets in memory; ``end_group`` and ``end_below`` kill a program
+and whatever it started; ``end_with`` and ``adopt_orphans`` tie children to their parent.
+"""
 
 import contextlib
 import ctypes
@@ -14,9 +18,10 @@ _PR_SET_DUMPABLE: Final = 4
 
 
 def refuse_core_dumps() -> None:
-    """Have this process and those it forks leave no core: environments are in their memory.
+    """Disable core dumps of this process and its children: their memory holds environments.
 
-    A limit of 0 does not keep the kernel from piping a core to a program; not being dumpable does.
+    A core limit of 0 does not stop the kernel from piping a core to a program; PR_SET_DUMPABLE
+    does.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
     resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
@@ -28,22 +33,23 @@ log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _ROUNDS: Final = 10
+"""Most searches for new descendants."""
 _CHILDREN: Final = "/proc/thread-self/children"
-"""There where the kernel lists children (CONFIG_PROC_CHILDREN)."""
+"""File that exists if the kernel lists children of threads (CONFIG_PROC_CHILDREN)."""
 _libc: Final = ctypes.CDLL(None)
 
 Children = Callable[[int], Iterable[int]]
 
 
 def end_group(process: "subprocess.Popen[bytes]", *, reap_s: float = 5.0) -> None:
-    """Leave nothing behind of a program, which leads a process group of its own.
+    """Kill a program that leads a process group, with its group, and reap it.
 
     Args:
-        process: The program. What hangs in the kernel, or became somebody else (sudo), is left
-            behind: neither is waited for without end.
+        process: The program. One that hangs in the kernel, or runs as another user (sudo), is
+            left behind, so that nobody waits for it forever.
         reap_s: Longest wait for the end of the program, in seconds.
     """
-    # It may have ended in this moment; of another user's, closed pipes tell it that we are gone.
+    # It may just have ended; another user's process learns from closed pipes that we are gone.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     for pipe in (process.stdin, process.stdout, process.stderr):
@@ -57,11 +63,11 @@ def end_group(process: "subprocess.Popen[bytes]", *, reap_s: float = 5.0) -> Non
 
 
 def end_with(parent: int) -> None:
-    """Have the kernel kill this process, which was just forked, when its parent ends.
+    """Make the kernel kill this process, which was just forked, when its parent ends.
 
     Args:
-        parent: The process that forked this one, in a thread that lasts; where it has ended
-            already, this one ends at once.
+        parent: Pid of the process that forked this one, in a lasting thread; if it has ended
+            already, this process exits at once.
     """
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -69,24 +75,24 @@ def end_with(parent: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of all that descends from this process and loses its own.
+    """Become the parent of all descendants of this process that lose their own.
 
-    So what a child has started can still be found, and ended, when the child has ended.
+    Then whatever a child has started can be found and killed after the child has ended.
     """
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def end_below(pid: int, but: Collection[int] = ()) -> None:
-    """Kill what a process has started, what that has started, and their process groups.
+    """Kill all descendants of a process, and their process groups.
 
     Args:
-        pid: The process, which may be this one. It lives on, and may start something else:
-            that is looked for until there is nothing more, or it does so again and again.
-        but: Those that live on, with all below them.
+        pid: The process, which may be this one. It stays alive and may start others: the
+            search repeats until none is left, or up to a number of rounds.
+        but: Pids to spare, with their descendants.
     """
     killed: set[int] = set()
     for _ in range(_ROUNDS):
-        # All of them first: what is below a process that was killed is not found any more.
+        # Collect all first: the descendants of a killed process cannot be found any more.
         try:
             found = [one for one in _below(pid, but) if one not in killed]
         except OSError as error:
@@ -102,7 +108,7 @@ def end_below(pid: int, but: Collection[int] = ()) -> None:
 
 
 def _below(pid: int, but: Collection[int]) -> list[int]:
-    """All that descend from a process, parents before their children."""
+    """Return all descendants of a process, parents before their children."""
     children = _listed if os.path.exists(_CHILDREN) else _by_parent()
     found: list[int] = []
     waiting = [pid]
@@ -114,7 +120,7 @@ def _below(pid: int, but: Collection[int]) -> list[int]:
 
 
 def _listed(pid: int) -> list[int]:
-    """The children of a process as the kernel lists them, for each of its threads."""
+    """Return the children of a process from the kernel's list for each of its threads."""
     found: list[int] = []
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
         for thread in os.listdir(f"/proc/{pid}/task"):
@@ -127,12 +133,12 @@ def _listed(pid: int) -> list[int]:
 
 
 def _by_parent() -> Children:
-    """Children as each process of the host names its parent."""
+    """Map parents to children by reading each process's parent in /proc."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             with open(f"/proc/{name}/stat", "rb") as file:
-                # A program's name, in brackets, may hold anything.
+                # A program's name, in brackets, may contain anything.
                 parent = int(file.read().rpartition(b")")[2].split()[1])
             children.setdefault(parent, []).append(int(name))
     return lambda pid: children.get(pid, ())

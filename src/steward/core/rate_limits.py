@@ -1,4 +1,4 @@
-"""Token buckets: how often each of many may do something."""
+"""Rate limits: one token bucket for each user or address."""
 
 import time
 from collections import OrderedDict
@@ -6,16 +6,16 @@ from collections.abc import Callable, Hashable
 from typing import Final
 
 _MOST: Final = 20_000
-"""Buckets that are kept; the one used longest ago goes first."""
+"""Most buckets in memory; the least recently used is dropped first."""
 
 
 class Buckets:
-    """A bucket for each, which fills with time and of which each request takes one.
+    """Token buckets by key: each fills with time, and each request takes one token.
 
     Args:
-        per_s: How fast a bucket fills.
-        most: How much it holds: so many requests may come at once.
-        now: Tells seconds.
+        per_s: Tokens added to a bucket per second.
+        most: Capacity of a bucket: the largest burst of requests.
+        now: Clock, in seconds.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class Buckets:
         self._buckets: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
 
     def take(self, who: Hashable) -> bool:
-        """Take one out of somebody's bucket; False if it is empty."""
+        """Take a token from a key's bucket; return False if it is empty."""
         now = self._now()
         level = self._level(who, now)
         is_enough = level >= 1
@@ -38,7 +38,7 @@ class Buckets:
         return is_enough
 
     def wait_s(self, who: Hashable) -> float:
-        """Seconds until there is one in somebody's bucket; 0 if there is."""
+        """Return the seconds until a key's bucket has a token; 0 if it has one now."""
         return max(0.0, (1 - self._level(who, self._now())) / self._per_s)
 
     def _level(self, who: Hashable, now: float) -> float:

@@ -1,4 +1,9 @@
-"""What Slurm shows of a job: the one record that sources fill and all rooms read."""
+"""Job records: JobRecord, Slurm's fields of one job, and Line, one run or step for accounting.
+
+Sources (polls, jobcomp, sacct) fill a :class:`JobRecord`; consumers read it from events.
+:class:`Line` is a row of the job log and of the table ``line``, which sacct, job pages and
+reports read; ``FIELDS`` lists its columns.
+"""
 
 from datetime import datetime
 from typing import Final
@@ -7,14 +12,14 @@ import msgspec
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What Slurm shows of one job at one moment, in Slurm's terms.
+    """Slurm's fields of one job at one moment, in Slurm's terms.
 
-    Times are UTC; None where Slurm shows none (Unknown, N/A). Text is "" where
-    Slurm shows "(null)" or nothing. ``user`` and ``group`` are looked up by us
-    from the ids, "" where they do not resolve; never Slurm's text.
+    Times are UTC; None where Slurm shows none (Unknown, N/A). Text is "" where Slurm shows
+    "(null)" or nothing. Steward looks ``user`` and ``group`` up from the ids; they are "" for ids
+    that do not resolve and never Slurm's text.
 
     Attributes:
-        job_id: The raw id (of an array task: its own).
+        job_id: Raw job id (of an array task: its own).
         array_job_id: The array's id, 0 for a job that is no array.
         array_task: Task index, or for tasks not split off yet their expression ("1-9%2").
         het_job_id: The het leader's id, 0 for a job that is not heterogeneous.
@@ -30,20 +35,20 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         batch: Whether it has a batch script.
         derived_exit_code: The highest code that any of its steps returned.
         derived_exit_signal: The signal of that step.
-        cancelled_by: The uid that cancelled it; None where nobody did or nobody knows.
-        suspended_at: When it was suspended or resumed last.
-        suspended_s: Seconds that it was suspended altogether, as far as that is over.
-        resized_at: When it was last given another size.
-        constraints: Node features that it asked for.
+        cancelled_by: Uid that cancelled the job; None if nobody did or it is unknown.
+        suspended_at: Time of the last suspend or resume.
+        suspended_s: Total time of completed suspensions, in seconds.
+        resized_at: Time of the last resize.
+        constraints: Requested node features.
         federation_origin: Name of the cluster that it was submitted to; "" for this one.
         federation_siblings: Names of clusters that hold a copy of it, as Slurm lists them.
-        oversubscribe: Whether others may share its nodes: ``NO`` for a job that has them to
-            itself, ``OK``, ``YES``, ``USER``, ``MCS``.
-        tres_per_job: GRES and licenses that it asked for altogether (``gres/gpu:2``), as Slurm
-            writes them; those for each node, socket and task stand beside it. TRES that Slurm
-            does not count for any job are told by these alone.
-        cpus_per_tres: CPUs that it asked for with each of them (``gres/gpu:4``).
-        mem_per_tres: Memory likewise, in MiB.
+        oversubscribe: Whether other jobs may share its nodes: ``NO`` (exclusive nodes),
+            ``OK``, ``YES``, ``USER``, ``MCS``.
+        tres_per_job: GRES and licenses requested for the whole job (``gres/gpu:2``), as Slurm
+            writes them; requests per node, socket and task are in the next fields. TRES that
+            Slurm counts for no job appear only here.
+        cpus_per_tres: CPUs requested with each TRES (``gres/gpu:4``).
+        mem_per_tres: Memory requested with each TRES, in MiB.
     """
 
     job_id: int
@@ -120,41 +125,41 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line.
+    """Accounting record of one run or one step, a row of the job log.
 
     Attributes:
-        cluster: The cluster's name.
+        cluster: Name of the cluster.
         job_id: The raw job id.
         label: The job as Slurm prints it: 123, 123_7, 123_[1-9%2], 123+1; no step behind it.
         step: ``batch``, ``extern``, ``interactive``, ``0`` …; "" for the run itself.
-        first_submit_us: With cluster and job_id the job's identity.
-        restarts: With those, the run's.
-        piece_us: Of a former size of a resized job, when that piece ended; 0 for a run.
-        is_latest: Whether it is of the job's last run, and no former piece: without
+        first_submit_us: First submit time; identifies the job with cluster and job_id.
+        restarts: Restart count; identifies the run of that job.
+        piece_us: End time of a resized job's earlier size ("piece"); 0 for a whole run.
+        is_latest: Whether it is of the job's last run and not an earlier size: without
             --duplicates sacct shows no other.
-        name: Of the job; of a step its own.
-        user: What the uid resolved to at submit.
+        name: Name of the job, or of the step.
+        user: User name that the uid resolved to at submit.
         state: In capitals, without "by" or "+".
-        reason: Why it waits, or waited last.
-        suspended_s: Seconds that it was suspended.
-        time_limit_s: Time limit; None for unlimited or the partition's.
-        tasks: How many tasks ended, or were started where that is known better.
+        reason: Slurm's reason for waiting, now or last.
+        suspended_s: Time suspended, in seconds.
+        time_limit_s: Time limit in seconds; None for unlimited or the partition's.
+        tasks: Number of tasks that ended, or that were started where that is known better.
         user_us: User CPU time, µs, of all tasks; of a run of all its steps. None if unknown.
         system_us: System CPU time likewise.
-        cgroup_user_us: The same of the cgroups, where those had more (daemonised processes).
-        cgroup_system_us: Likewise.
+        cgroup_user_us: User CPU time of the cgroups, where higher (daemonised processes).
+        cgroup_system_us: System CPU time of the cgroups, where higher.
         max_rss_bytes: Largest peak of a task; of one node where a task's is not known.
-        max_rss_node: Where that was.
-        max_rss_task: Which task it was; None if it is not a task's.
-        ave_rss_bytes: Mean of the tasks whose peak is known.
-        peak_bytes: Largest sum of memory on one node; where no cgroup tells, the largest
-            process's, which is the least that it can have been.
-        peak_node: Where that was.
-        peak_allocated_bytes: Memory that was allocated there; None if unknown.
-        doubts: What is missing or doubtful, with commas between: ``no-start``, ``no-end``,
+        max_rss_node: Node of that peak.
+        max_rss_task: Task of that peak; None if it is not a task's.
+        ave_rss_bytes: Mean over the tasks whose peak is known.
+        peak_bytes: Largest sum of memory on one node; without cgroup data the largest
+            process's peak, a lower bound.
+        peak_node: Node of that sum.
+        peak_allocated_bytes: Memory allocated on that node; None if unknown.
+        doubts: Missing or doubtful data, comma-separated: ``no-start``, ``no-end``,
             ``tasks-missing``, ``lost-lines``.
-        source: Who reported it: "" for Steward's own sources, ``slurmdbd`` for a history
-            that was imported.
+        source: Origin of the record: "" for Steward's own sources, ``slurmdbd`` for imported
+            history.
     """
 
     cluster: str
@@ -253,4 +258,4 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 FIELDS: Final = Line.__struct_fields__
-"""The names of a line's fields, which are the columns of the table ``line`` and of Parquet."""
+"""Field names of a Line, which are the columns of the table ``line`` and of Parquet files."""

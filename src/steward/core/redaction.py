@@ -1,9 +1,10 @@
-"""Secrets: one detector for environments, texts and names, and for scripts that are only checked.
+"""Redaction of secrets in environments, command lines, names and paths; search in scripts.
 
-Redaction happens before Steward writes anything. Environments lose the whole variable, also where
-only the value's randomness speaks for a secret; submit lines, comments, job names and paths lose
-the value alone, and only by a secret's name or an issuer's prefix: workflow tools name jobs by
-UUIDs and hashes, and ask for them by name.
+:class:`Redactor` is the one detector. Redaction happens before Steward writes anything. In
+environments the whole value goes, even if only its randomness suggests a secret; in submit
+lines, comments, job names and paths only the secret part goes, and only for a secret's name
+or an issuer's prefix: workflow tools name jobs by UUIDs and hashes, and look them up by name.
+Scripts are never changed, only searched (``find_secrets``).
 """
 
 import hashlib
@@ -23,14 +24,15 @@ from steward.core.errors import UsageError
 from steward.core.records import JobRecord
 
 REDACTED = b"[redacted by steward]"
+"""Text that replaces a secret."""
 KEY_FILE = "redaction.key"
-"""Key of the digests that stand for redacted names, in the state directory."""
+"""File in the state directory with the key of the digests that replace redacted names."""
 
 DEFAULT_NAMES = (
-    # Not what cuts texts into tokens.
+    # Not words about splitting texts into tokens, such as TOKENIZER.
     r"TOKEN(?!I[SZ])",
     r"SECRET",
-    # Words of other meanings, but only where the part of the name ends with them.
+    # Words with other meanings count only at the end of a part of the name.
     r"PASS(?!(?:ENGERS?|ENV|ED|ES|IVE|AGES?)(?:_|\Z))",
     r"PASSWD",
     r"PASSWORD",
@@ -49,20 +51,20 @@ DEFAULT_NAMES = (
     r"COOKIE",
     r"^KRB5CCNAME$",
 )
-"""Patterns on variable names, matched in any case. Names that only point at files may match too."""
+"""Patterns on variable names, matched in any case; names of variables with a file may match."""
 
 
 def _word(pattern: str) -> str:
-    """A word's beginning. What is before it is looked at last: see ``DEFAULT_VALUES``."""
+    """Require a word boundary before a pattern, checked last for speed: see ``DEFAULT_VALUES``."""
     return rf"{pattern}(?<=\b{pattern})"
 
 
 DEFAULT_VALUES = (
-    # To the end: what follows is the key.
+    # To the end of the value: the key follows.
     r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY.*",
-    # A URL with a password before its host; some hold "/" and "@". A port is none.
+    # A URL with a password before its host; some contain "/" and "@". A port is no password.
     r"://(?<=[A-Za-z0-9+.-]://)[^/\s:@]{0,200}+:(?!\d++[/,])\S[^\s@]{0,399}+@(?:[^\s@]{0,400}+@)*+",
-    # A token in place of a user's name; its letters end at what ends a host, so no two tries meet.
+    # A token as user name. It cannot contain what ends a host, so no two attempts overlap.
     r"://(?<=[A-Za-z0-9+.-]://)[^/?#\s:@]{20,}+:?@",
     _word(r"hooks\.slack\.com/") + r"(?:services|workflows|triggers)/[A-Za-z0-9/_-]{8,}+",
     # A shared access signature; JSON and a URL within one write the "&" before it as 26.
@@ -73,7 +75,7 @@ DEFAULT_VALUES = (
     _word(r"github_pat_") + r"[A-Za-z0-9_]{20,}+",
     _word(r"glpat-") + r"[A-Za-z0-9_-]{16,}+",
     _word(r"hf_") + r"[A-Za-z0-9]{20,}+",
-    # A word as long as no person writes, behind words: sk-learn-grid-search is a job's name.
+    # Requires a word too long for a person to write: sk-learn-grid-search is a job's name.
     _word(r"sk-") + r"(?:[A-Za-z0-9]{1,12}[-_]){0,3}[A-Za-z0-9]{20,}+[A-Za-z0-9_-]*+",
     _word(r"sk_(?:live|test)_") + r"[A-Za-z0-9]{16,}+",
     _word(r"ya29\.") + r"[A-Za-z0-9_-]{20,}+",
@@ -82,31 +84,33 @@ DEFAULT_VALUES = (
     _word(r"AIza") + r"[A-Za-z0-9_-]{30,}+",
     _word(r"pypi-AgE") + r"[A-Za-z0-9_-]{20,}+",
     _word(r"npm_") + r"[A-Za-z0-9]{20,}+",
-    # A JSON Web Token from its payload on: it begins with '{"', as the header before it does.
+    # A JSON Web Token from its payload on: like the header before it, it begins with '{"'.
     r"\.eyJ(?<=[A-Za-z0-9_-]{8}\.eyJ)[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]*+",
 )
-"""Patterns on values, whose time must not grow with a value's square.
+"""Patterns on values; their run time must not grow with the square of a value's length.
 
-Each begins with a fixed letter, so that the search skips all others at once, and takes no
-letter back that it has taken (``++``). What is to be before is asked behind it (``(?<=``).
+Each begins with a fixed letter, so that the search skips all other positions at once, and
+never backtracks (``++``). A lookbehind (``(?<=``) checks what must precede.
 """
 
 _AS_IT_IS = b""
-"""Stands for an entry that loses nothing: no redacted entry is empty."""
+"""Cache value for an unchanged entry: no redacted entry is empty."""
 _CACHE_ENTRIES = 20_000
+"""Most environment entries in the cache; it is then emptied."""
 _CACHE_ENTRY_BYTES = 512
+"""Largest entry to cache, in bytes."""
 _ASSIGNMENT = re.compile(
     rb"(?:^|[\s;&|(\"'])(?P<name>[A-Za-z_][A-Za-z0-9_-]{1,80})[\"']?[ \t]*[=:][ \t]*"
     rb"(?P<value>[\"']?[^\s\"';&|)]{4,200})"
 )
-# Tried once a word, not once a letter: the time must not grow with a value's square.
+# Tried once a word, not once a character, so that the time does not grow with the square.
 _NAME_BEFORE = re.compile(
     rb"(?<![A-Za-z0-9_-])[0-9-]*(?P<name>[A-Za-z_][A-Za-z0-9_-]*)="
     rb"|(?<!\S)--?(?P<option>[A-Za-z][A-Za-z0-9_-]*)[ \t]+"
 )
-# What no shell exports, but qsub -v passes on. Its last part is a name, too, which is tried above.
+# Names that no shell exports, but qsub -v does. _NAME_BEFORE tries the last part of the name.
 _ODD_NAME = re.compile(rb"(?<![^\s,\"'])(?P<name>\w(?:[\w.@\[\]~/-]|:(?!//))*+)=")
-# JSON, YAML and headers of HTTP: "password": "…", password: …, Authorization: Basic ….
+# JSON, YAML and HTTP headers: "password": "…", password: …, Authorization: Basic ….
 _KEY_BEFORE = re.compile(
     rb"(?<![A-Za-z0-9_-])(?P<name>[A-Za-z_][A-Za-z0-9_-]{1,80})(?P<quote>[\"']?)[ \t]*:(?!//)"
     rb"(?![^\s,\"']{0,80}=[^=\s])[ \t]*"
@@ -119,7 +123,7 @@ _LOGIN = re.compile(
 # mysql -ppassword, sshpass -ppassword.
 _CLIENT = re.compile(rb"(?:mysql|mariadb|sshpass)[a-z-]{0,20}(?=\s)")
 _CLIENT_PASSWORD = re.compile(rb"(?<=\s)-p(?=[^\s])")
-# A value may hold blanks, which Slurm shows as they are: it ends where the next thing begins.
+# A value may contain blanks, which Slurm shows unquoted: it ends before the next option.
 _VALUE_END = re.compile(rb",[A-Za-z_][A-Za-z0-9_]*=|\s--[A-Za-z]|\s-[A-Za-z](?=[\s\d]|\Z)|\Z")
 _PHRASE_END = re.compile(rb"\s--?[A-Za-z]|\Z")
 _WORD_END = re.compile(rb"\s|\Z")
@@ -129,30 +133,36 @@ _QUOTE_END = {
     b'"': re.compile(rb'(?<!\\)"|\Z'),
     b"'": re.compile(rb"'|\Z"),
 }
-# A number of tokens, or the number of a key, is no secret.
+# A count of tokens, or the number of a key, is no secret.
 _COUNT = re.compile(
     rb"(?i:[\d.]{1,9}[kmg]?|true|false|yes|no|none|null|auto|max)(?=[\s,;/_}\]\"']|\Z)"
 )
 _RANDOM = re.compile(rb"[A-Za-z0-9][A-Za-z0-9+/_=-]{31,127}")
 _RANDOM_BITS = 4.6
-"""Bits of entropy a letter from which a word of 32 letters or more counts as random."""
+"""Entropy per character, in bits, from which a word of 32 or more characters is random."""
 _FLAG = re.compile(rb"-[A-Za-z](?=[\s\d]|\Z)")
 _NOT_RANDOM = (b"_ModuleTable", b"__LMOD")
-"""Beginnings of variables whose values are encoded tables, not secrets."""
+"""Prefixes of variables whose values are encoded tables, not secrets."""
 _FUNCTION = b"() {"
+"""Beginning of an exported shell function, whose text is code."""
 _TEXTS = ("submit_line", "command", "comment", "extra", "admin_comment", "system_comment")
+"""Fields of a job record that may contain command lines or free text."""
 _NAMES = ("name", "wckey")
+"""Fields of a job record that are names."""
 _PATHS = ("work_dir", "stdin", "stdout", "stderr", "container")
+"""Fields of a job record that are paths."""
 _DIGEST_DIGITS = 8
+"""Hexadecimal digits of the digest in a redacted name."""
 _VARIABLE = re.compile(rb"^[\"']?(?:\$|<|`|\{\{|%|/|\.\.?/|~)")
+"""Values that refer to a secret rather than contain it: variables, files, templates."""
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """Something in a script that looks like a credential.
+    """A possible credential in a script.
 
     Attributes:
-        line: Its line, from 1.
-        what: The name that it is assigned to, or the kind of token; never the value.
+        line: Line number, from 1.
+        what: Name that it is assigned to, or kind of token; never the value.
     """
 
     line: int
@@ -160,19 +170,19 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class RedactedEnvironment(msgspec.Struct, frozen=True):
-    """A block of NUL-separated entries without its secrets, and the names that lost their value."""
+    """NUL-separated environment entries without secrets, and the names of redacted variables."""
 
     data: bytes
     names: tuple[str, ...]
 
 
 class Redactor:
-    """Takes secrets out of environments, texts, names and paths, by the site's patterns.
+    """Remover of secrets from environments, texts, names and paths, by the site's patterns.
 
     Args:
         settings: The site's patterns; the defaults where it gives none.
-        key: Key of the digests that stand for redacted names; without one there are none, and
-            all redacted names are equal.
+        key: Key of the digests that replace redacted names; without one there are no digests
+            and all redacted names are equal.
 
     Raises:
         UsageError: A pattern is not a regular expression.
@@ -188,9 +198,9 @@ class Redactor:
         self._entries_cache: dict[bytes, bytes] = {}
 
     def entries(self, block: bytes) -> RedactedEnvironment:
-        """Redact NUL-separated ``NAME=value`` entries; all other bytes stay as they are."""
+        """Redact NUL-separated ``NAME=value`` entries; all other bytes stay unchanged."""
         entries = block.split(b"\0")
-        # Looked up by one call of C for all of them: most are the same in every job.
+        # One call into C looks all entries up in the cache: most are the same in every job.
         kept = list(map(self._entries_cache.get, entries))
         if None in kept:
             kept = [
@@ -207,19 +217,19 @@ class Redactor:
         return RedactedEnvironment(b"\0".join(entries), tuple(names))
 
     def secret_spans(self, text: bytes) -> Iterator[tuple[int, int]]:
-        """Where in a text the patterns on values match, as (begin, end), in order."""
+        """Yield the matches of the patterns on values, as (begin, end), in order."""
         if self._values:
             for match in self._values.finditer(text):
                 yield match.span()
 
     def is_secret(self, name: bytes) -> bool:
-        """Whether what this name is given is never kept."""
+        """Return whether a variable of this name must lose its value."""
         if name in self._keep or self._names is None:
             return False
         return self._names.search(name.replace(b"-", b"_")) is not None
 
     def _entry(self, entry: bytes) -> bytes:
-        """What becomes of one entry; remembered."""
+        """Redact one entry and cache the result."""
         redacted = self._redacted(entry)
         if redacted == entry:
             redacted = _AS_IT_IS
@@ -230,6 +240,7 @@ class Redactor:
         return redacted
 
     def _redacted(self, entry: bytes) -> bytes:
+        """Redact one ``NAME=value`` entry."""
         name, equals, value = entry.partition(b"=")
         if not equals:
             return REDACTED if self._values and self._values.search(entry) else entry
@@ -246,7 +257,7 @@ class Redactor:
         return entry
 
     def _assigns(self, value: bytes) -> bool:
-        """Whether a value gives a value to a secret name, as SLURM_EXPORT_ENV may."""
+        """Return whether a value assigns to a secret name, as SLURM_EXPORT_ENV may."""
         if any(True for _name in self._assigned(value)):
             return True
         if value.startswith(_FUNCTION):
@@ -261,18 +272,18 @@ class Redactor:
     def text(self, text: str) -> str:
         """Redact a command line or comment: the values of secret names, and known tokens.
 
-        ``sbatch --export=ALL,API_TOKEN=…`` tells a value that the environment loses.
+        ``sbatch --export=ALL,API_TOKEN=…`` repeats a value that the environment loses.
         """
         return self._without_values(text, is_path=False)
 
     def path(self, text: str) -> str:
-        """Redact a path: a value ends where its component does."""
+        """Redact a path; a secret ends with its path component."""
         return self._without_values(text, is_path=True)
 
     def name(self, text: str) -> str:
-        """Redact a job's name; one that loses something becomes a digest of what it was.
+        """Redact a job's name; a name with a secret becomes a keyed digest.
 
-        Runs of one name then still have one name, which nobody can turn back without the key.
+        Jobs of the same name then still share a name, which nobody can reverse without the key.
         """
         if self._without_values(text, is_path=False) == text:
             return text
@@ -282,6 +293,7 @@ class Redactor:
         return f"{REDACTED.decode()[:-1]}:{digest.hexdigest()[:_DIGEST_DIGITS]}]"
 
     def _without_values(self, text: str, *, is_path: bool) -> str:
+        """Replace secret values within a text or path."""
         data = text.encode("utf-8", "surrogatepass")
         parts = []
         done = 0
@@ -295,7 +307,7 @@ class Redactor:
         return rest.decode("utf-8", "surrogatepass")
 
     def _values_of(self, data: bytes, *, is_path: bool) -> Iterator[tuple[int, int]]:
-        """Where values of secret names stand in a text, as (begin, end)."""
+        """Yield the values of secret names in a text, as (begin, end)."""
         if self._names is None:
             return
         done = 0
@@ -305,7 +317,7 @@ class Redactor:
             if begin < done or not self.is_secret(name) or _is_count(name, data, begin):
                 continue
             if option and (data.startswith(b"--", begin) or _FLAG.match(data, begin)):
-                continue  # it was given no value
+                continue  # the option has no value
             if is_path:
                 ends = _COMPONENT_END
             elif option:
@@ -328,7 +340,7 @@ class Redactor:
             yield from _client_passwords(data)
 
     def record(self, record: JobRecord) -> JobRecord:
-        """A job's record without the secrets in what its user wrote."""
+        """Redact the fields of a job record that its user wrote."""
         changes = {}
         for fields, redacted in ((_TEXTS, self.text), (_NAMES, self.name), (_PATHS, self.path)):
             for field in fields:
@@ -338,7 +350,7 @@ class Redactor:
         return msgspec.structs.replace(record, **changes) if changes else record
 
     def find_secrets(self, data: bytes) -> Iterator[Finding]:
-        """What looks like a credential written into a script; its value is never told."""
+        """Yield possible credentials in a script, without their values."""
         for number, line in enumerate(data.split(b"\n"), start=1):
             if self._values and self._values.search(line):
                 yield Finding(number, "a token, private key or URL with a password")
@@ -348,14 +360,14 @@ class Redactor:
                 break
 
     def _assigned(self, text: bytes) -> Iterator[bytes]:
-        """Secret names that a text gives a value to as a program, JSON or YAML would."""
+        """Yield secret names that a program, JSON or YAML text assigns a value to."""
         for match in _ASSIGNMENT.finditer(text):
             if self.is_secret(match["name"]) and not _VARIABLE.match(match["value"]):
                 yield match["name"]
 
 
 def redactor_of(settings: Settings) -> Redactor:
-    """The redactor of a site, with the key of its state directory, which is made where it lacks.
+    """Make a site's redactor, with the key in its state directory, creating a missing key.
 
     Raises:
         OSError: The key can be neither read nor made.
@@ -383,7 +395,7 @@ def redactor_of(settings: Settings) -> Redactor:
 
 
 def is_random(value: bytes) -> bool:
-    """Whether a value is one long word of random letters, as keys without a name are."""
+    """Return whether a value is one long random word, as keys are."""
     if not _RANDOM.fullmatch(value):
         return False
     if not (re.search(rb"[a-z]", value) and re.search(rb"[A-Z]", value)):
@@ -397,7 +409,7 @@ def is_random(value: bytes) -> bool:
 
 
 def _client_passwords(data: bytes) -> Iterator[tuple[int, int]]:
-    """Where passwords stand that clients take without a name."""
+    """Yield the places of passwords in arguments of curl, mysql and sshpass."""
     for match in _LOGIN.finditer(data):
         yield match.end(), _end_of(_WORD_END, data, match.end())
     client = _CLIENT.search(data)
@@ -407,7 +419,7 @@ def _client_passwords(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _is_count(name: bytes, data: bytes, begin: int) -> bool:
-    """Whether what reads like a secret's name is given a small number: ``max_tokens=4096``."""
+    """Return whether a secret-like name has a small number as its value: ``max_tokens=4096``."""
     return name.lower().endswith((b"tokens", b"key")) and _COUNT.match(data, begin) is not None
 
 
@@ -418,6 +430,7 @@ def _end_of(ends: "re.Pattern[bytes]", data: bytes, begin: int) -> int:
 
 
 def _union(where: str, patterns: Sequence[str], flags: int) -> "re.Pattern[bytes] | None":
+    """Compile several patterns into one; None for no patterns."""
     for pattern in patterns:
         try:
             re.compile(pattern.encode(), flags)

@@ -1,7 +1,7 @@
-"""What every table of the configuration file is made of."""
+"""Base class of configuration sections."""
 
 import msgspec
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of the configuration file; a key that it does not have is an error."""
+    """Base class for a table of the configuration file; an unknown key is an error."""

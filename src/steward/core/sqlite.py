@@ -1,9 +1,10 @@
-"""The one way to open SQLite: which library, which pragmas, which schema.
+"""SQLite databases: open, create, migrate, shrink, and run transactions with the right pragmas.
 
-The library is the one that comes with pysqlite3, not the system's: releases
-before 3.51.3 can corrupt a WAL that two connections write and checkpoint, and
-two SQLite libraries in one process break each other's file locks. State lives
-on a local disk: SQLite's locks are not safe on a network file system.
+All of Steward opens SQLite through ``open_database`` (the writer), ``open_reader`` and
+``open_scratch`` (a temporary database). The library comes with pysqlite3, not from the system:
+releases before 3.51.3 can corrupt a WAL that two connections write and checkpoint, and two
+SQLite libraries in one process break each other's file locks. State lives on a local disk:
+SQLite's locks are not safe on a network file system.
 """
 
 import os
@@ -21,17 +22,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 OLDEST_SAFE = (3, 51, 3)
+"""Oldest SQLite release without the WAL corruption bug."""
 _LARGEST_IDLE_LOG = 16 << 20
-"""Size of a write-ahead log, in bytes, above which SQLite cuts the file when it begins anew."""
+"""Size of a write-ahead log, in bytes, above which SQLite truncates the file on restart of it."""
 _WRONG = ("no such", "syntax error", "malformed", "already exists")
+"""Parts of error texts that mean a wrong statement or schema, not a busy database."""
 
 
 def _as_it_is(value: None) -> None:
     return value
 
 
-# For each None that is bound the library looks through all protocols for a way to adapt it,
-# which costs ten times what binding it does, unless it is told one.
+# For each None that is bound, the library searches all protocols for an adapter, which costs
+# ten times the binding itself. A registered adapter avoids the search.
 dbapi2.register_adapter(type(None), _as_it_is)
 
 Connection = Any
@@ -41,7 +44,7 @@ Row = dbapi2.Row
 
 
 class SqliteError(StewardError):
-    """A database cannot be used as it is."""
+    """A database cannot be used in its present state."""
 
 
 class SqliteUnavailable(Unavailable):
@@ -50,7 +53,7 @@ class SqliteUnavailable(Unavailable):
 
 @contextmanager
 def translated(path: str) -> "Iterator[None]":
-    """Turn the library's errors into ours, naming the file.
+    """Translate SQLite's exceptions into Steward's, naming the file.
 
     Raises:
         SqliteUnavailable: Disk full, I/O error, locked for longer than the time-out.
@@ -75,14 +78,14 @@ def open_database(
     timeout_s: float = 10.0,
     shrinks: bool = False,
 ) -> Connection:
-    """Open a database for writing, create it 0600 if need be, and bring its schema up to date.
+    """Open a database for writing; create it with mode 0600 if missing, and migrate its schema.
 
     Args:
         path: The database file; its directory must exist.
         migrations: Scripts in order; the n-th takes the schema from version n to n + 1.
         synchronous: SQLite's pragma of that name (FULL, NORMAL or OFF).
-        timeout_s: How long to wait for a lock, in seconds.
-        shrinks: Whether a new database is made so that :func:`shrink` can cut its file.
+        timeout_s: Longest wait for a lock, in seconds.
+        shrinks: Whether to create the database so that :func:`shrink` can cut its file.
 
     Raises:
         SqliteError: A library too old, a network file system, a schema from a newer Steward.
@@ -104,7 +107,7 @@ def open_database(
         _make(path)
         connection = _connect(path, timeout_s)
         if shrinks:
-            # Of an empty file alone: SQLite passes it over once the first page is written.
+            # Works on an empty file only: SQLite ignores it once the first page is written.
             connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
         _log_ahead(connection, timeout_s)
         connection.execute(f"PRAGMA journal_size_limit={_LARGEST_IDLE_LOG}")
@@ -115,16 +118,16 @@ def open_database(
 
 
 def shrink(connection: Connection, path: str, *, spare_bytes: int, step_bytes: int) -> bool:
-    """Give free pages at the end of a database's file back to the file system, one step a call.
+    """Return free pages at the end of a database file to the file system, one step a call.
 
     Args:
         connection: Opened with ``shrinks``, outside a transaction.
         path: Its file, for errors.
-        spare_bytes: Free pages that stay in the file for what is written next, in bytes.
-        step_bytes: How much one call gives back at most, in bytes.
+        spare_bytes: Free space to leave in the file for future writes, in bytes.
+        step_bytes: Most bytes to return in one call.
 
     Returns:
-        Whether there is more to give back now; not while a reader keeps the file as it is.
+        Whether another call can return more now; False while a reader prevents it.
 
     Raises:
         SqliteUnavailable: The disk is full or fails.
@@ -135,10 +138,10 @@ def shrink(connection: Connection, path: str, *, spare_bytes: int, step_bytes: i
         if free <= spare:
             return False
         step = min(free - spare, step_bytes // size)
-        # Each row that is fetched is a page that was moved.
+        # Each fetched row is a page that was moved.
         connection.execute(f"PRAGMA incremental_vacuum({step})").fetchall()
         left = _pragma(connection, "freelist_count")
-        # The file is cut when the log is copied into it, and the log must not grow instead.
+        # The checkpoint cuts the file, and the log must not grow instead.
         _, logged, copied = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
     return spare < left < free and logged == copied
 
@@ -148,10 +151,10 @@ def _pragma(connection: Connection, name: str) -> int:
 
 
 def make_for_owner(path: str) -> None:
-    """Make a database's file, where there is none, for the one whom its directory belongs to.
+    """Create a missing database file for the owner of its directory.
 
-    Where root is the first to need it, Steward's own user can use it all the same; the files
-    beside it SQLite gives to the same owner.
+    If root needs a database first, Steward's own user can still use it; SQLite gives the files
+    beside it to the same owner.
 
     Raises:
         SqliteUnavailable: It cannot be made now.
@@ -167,12 +170,12 @@ def make_for_owner(path: str) -> None:
 
 
 def open_reader(path: str, *, timeout_s: float = 10.0, made: bool = False) -> Connection:
-    """Open a database for reading only; statements that would write fail.
+    """Open a database read-only; statements that would write fail.
 
     Args:
         path: The database file.
-        timeout_s: How long to wait for a lock, in seconds.
-        made: Whether one that its writer has only begun to make counts as none.
+        timeout_s: Longest wait for a lock, in seconds.
+        made: Whether a database whose schema is not yet complete counts as missing.
 
     Raises:
         SqliteUnavailable: There is no such database yet, or it cannot be read now.
@@ -190,12 +193,12 @@ def open_reader(path: str, *, timeout_s: float = 10.0, made: bool = False) -> Co
 
 
 def open_scratch(script: str) -> Connection:
-    """A database for the length of one piece of work, on disk as far as it is large.
+    """Create a temporary database, kept in memory and spilled to disk as it grows.
 
-    It has no name and is gone with its connection.
+    It has no name and disappears with its connection.
 
     Args:
-        script: Makes its tables.
+        script: SQL script that creates its tables.
 
     Raises:
         SqliteUnavailable: There is no place for temporary files.
@@ -215,10 +218,10 @@ def _connect(path: str, timeout_s: float) -> Connection:
 
 
 def _make(path: str, owner: os.stat_result | None = None) -> None:
-    """Make a file, where there is none, that its owner alone can read.
+    """Create a missing file that its owner alone can read.
 
-    One that is there is not opened: closing it would drop every lock that this process has
-    on it, see fcntl(2).
+    An existing file is not opened: closing it would drop every lock that this process has on
+    it, see fcntl(2).
     """
     try:
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -234,7 +237,7 @@ def _make(path: str, owner: os.stat_result | None = None) -> None:
 
 
 def _log_ahead(connection: Connection, timeout_s: float) -> None:
-    """Set the database to WAL; for this alone SQLite does not wait where it is locked."""
+    """Switch the database to WAL; SQLite's own lock time-out does not cover this statement."""
     until = time.monotonic() + timeout_s
     while True:
         try:
@@ -248,11 +251,11 @@ def _log_ahead(connection: Connection, timeout_s: float) -> None:
 
 
 def refuse_newer(path: str, known: int) -> None:
-    """Look whether a database can be used by this release, before anything is begun with it.
+    """Check that no newer release wrote a database, before anything else uses it.
 
     Args:
-        path: The database file; it need not be there.
-        known: How many migrations this release knows of it.
+        path: The database file; it need not exist.
+        known: Number of migrations that this release knows.
 
     Raises:
         SqliteError: A newer Steward wrote it.
@@ -277,11 +280,12 @@ def _refuse_newer(path: str, version: int, known: int) -> None:
 
 
 def _migrate(connection: Connection, path: str, migrations: Sequence[str]) -> None:
+    """Run the missing migrations, each in its own transaction."""
     version = _version(connection)
     _refuse_newer(path, version, len(migrations))
     while version < len(migrations):
         with transaction(connection, path):
-            # Another process may have been at it meanwhile.
+            # Another process may have migrated it meanwhile.
             version = _version(connection)
             if version < len(migrations):
                 for statement in _statements(migrations[version]):
@@ -295,7 +299,7 @@ def _version(connection: Connection) -> int:
 
 
 def _statements(script: str) -> "Iterator[str]":
-    """A script's statements; a trigger's semicolons, and those of texts, part none."""
+    """Split a script into statements; semicolons inside triggers and strings do not split."""
     statement = ""
     for piece in script.split(";"):
         statement += piece
@@ -310,7 +314,7 @@ def _statements(script: str) -> "Iterator[str]":
 
 @contextmanager
 def transaction(connection: Connection, path: str = "") -> "Iterator[Connection]":
-    """One write transaction: committed at the end, rolled back on any error."""
+    """Run one write transaction: commit at the end, roll back on any error."""
     with translated(path):
         connection.execute("BEGIN IMMEDIATE")
         try:

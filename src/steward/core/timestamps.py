@@ -1,4 +1,4 @@
-"""Times as databases keep them: whole microseconds since the epoch, in UTC."""
+"""Timestamps for databases: UTC times as integer microseconds since the epoch, and back."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -8,15 +8,15 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 def micros(moment: datetime) -> int:
-    """Microseconds since the epoch."""
+    """Return a time as microseconds since the epoch."""
     return (moment - _EPOCH) // _MICROSECOND
 
 
 def micros_or_0(moment: datetime | None) -> int:
-    """Microseconds since the epoch; 0 for a time that is not known."""
+    """Return a time as microseconds since the epoch; 0 for None (unknown)."""
     return 0 if moment is None else micros(moment)
 
 
 def moment(us: int) -> datetime:
-    """The UTC time that is so many microseconds after the epoch."""
+    """Return the UTC time of ``us`` microseconds since the epoch."""
     return _EPOCH + timedelta(microseconds=us)

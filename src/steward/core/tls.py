@@ -1,7 +1,7 @@
-"""TLS between hosts of a site: contexts, and the names that a certificate holds.
+"""TLS contexts for servers and clients, and the names in a peer's certificate.
 
-``ssl`` is imported only where a configuration asks for it: it costs every
-process that loads it 5 MB.
+``ssl`` is imported only when a configuration uses TLS: it costs every process that loads it
+5 MB.
 """
 
 import socket
@@ -10,20 +10,20 @@ from typing import Any
 from steward.core.errors import Unavailable
 
 Context = Any
-"""An ``ssl.SSLContext``, whose module is not loaded here."""
+"""An ``ssl.SSLContext``; typed Any because this module does not import ``ssl`` at the top."""
 
 
 class TlsUnavailable(Unavailable):
-    """A certificate or a key cannot be used now: it may be renewed at this moment."""
+    """A certificate or key cannot be used now, perhaps because it is just being renewed."""
 
 
 def server_context(certificate: str, key: str, client_ca: str) -> Context:
-    """Make the context of what serves.
+    """Make the TLS context of a server.
 
     Args:
-        certificate: Path of our certificate, with what signed it.
+        certificate: Path of our certificate, with its chain.
         key: Path of its key.
-        client_ca: Path of certificates that the clients' are checked against; "" asks for none.
+        client_ca: Path of the CA certificates that verify clients; "" requests no certificate.
 
     Raises:
         TlsUnavailable: A file cannot be read, or is not what it should be.
@@ -39,12 +39,12 @@ def server_context(certificate: str, key: str, client_ca: str) -> Context:
 
 
 def client_context(certificate: str, key: str, ca: str) -> Context:
-    """Make the context of what connects.
+    """Make the TLS context of a client.
 
     Args:
         certificate: Path of our certificate; "" for none.
         key: Path of its key.
-        ca: Path of certificates that the server's is checked against; "" for the system's.
+        ca: Path of the CA certificates that verify the server; "" for the system's.
 
     Raises:
         TlsUnavailable: A file cannot be read, or is not what it should be.
@@ -60,11 +60,12 @@ def client_context(certificate: str, key: str, ca: str) -> Context:
 
 
 def _load(context: Context, certificate: str, key: str, authority: str) -> None:
+    """Load our certificate and the CA certificates into a context."""
     name = ""
     try:
         if certificate:
             name = certificate
-            # Without a password OpenSSL would ask the terminal for that of an encrypted key.
+            # Without a password OpenSSL would prompt on the terminal for an encrypted key's.
             context.load_cert_chain(certificate, key, password="")
         if authority:
             name = authority
@@ -75,10 +76,9 @@ def _load(context: Context, certificate: str, key: str, authority: str) -> None:
 
 
 def names_of(connection: socket.socket) -> frozenset[str]:
-    """The host names and addresses that the other end's certificate is for.
+    """Return the host names and addresses in the peer's certificate.
 
-    Of it only the subject's alternative names count, as in RFC 9525; a wildcard
-    stands for nobody.
+    Only subject alternative names count, as in RFC 9525; a wildcard matches no host.
     """
     certificate: dict[str, Any] = getattr(connection, "getpeercert", dict)() or {}
     return frozenset(

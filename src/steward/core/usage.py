@@ -1,9 +1,9 @@
-"""What compute nodes report of the steps that ran on them, and what becomes of it.
+"""Bodies of accounting events: steps and tasks as compute nodes report them, runs, gaps.
 
-A *launch* is one step on one node at one time: (job id, step, node, launched).
-A requeued job launches its batch step again under the same id and step, so the
-time belongs to the name. Nodes know no submit time: which run a launch was of
-is found out by the consumer ``jobs``, and said by ``step.launch`` and ``step.usage``.
+A *launch* is one step on one node at one time: (job id, step, node, launched). A requeued job
+launches its batch step again under the same id and step, so the time belongs to the key.
+Nodes know no submit time: the consumer ``jobs`` finds the run of each launch and publishes it
+in ``step.launch`` and ``step.usage``. ``events.py`` maps event kinds to these Structs.
 """
 
 from datetime import datetime
@@ -14,13 +14,13 @@ from steward.core.records import JobRecord, Line
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """The name of a launch, which every fact of it carries.
+    """Key of a launch, which every event about it carries.
 
     Attributes:
-        job_id: The raw job id.
-        step: As Slurm writes it behind the dot: ``batch``, ``extern``, ``interactive``, ``0``.
+        job_id: Raw job id.
+        step: Step as Slurm writes it after the dot: ``batch``, ``extern``, ``interactive``, ``0``.
         node: NodeName.
-        launched_us: When slurmstepd loaded the plugin there, µs since the epoch.
+        launched_us: Time slurmstepd loaded the plugin on the node, µs since the epoch.
     """
 
     job_id: int
@@ -33,15 +33,15 @@ class StepStart(Launch, frozen=True, kw_only=True):
     """step.start: a step was launched on a node.
 
     Attributes:
-        uid: The job's uid.
-        gid: Its gid.
-        tasks: How many tasks it has on this node.
-        cpus: CPUs that it may use on this node.
-        memory_bytes: Memory that it may use on this node; None where none is set.
+        uid: Uid of the job.
+        gid: Gid of the job.
+        tasks: Number of tasks of the step on this node.
+        cpus: CPUs the step may use on this node.
+        memory_bytes: Memory the step may use on this node; None if no limit is set.
         name: Last part of the path of the program that srun was given; "" where unknown.
-        restarts: The run's restart count, as the job's environment has it; None if unknown.
-        array_job_id: The array's id; 0 for none.
-        array_task: The array task's index; "" for none.
+        restarts: The run's restart count from the job's environment; None if unknown.
+        array_job_id: Id of the array; 0 for none.
+        array_task: Index of the array task; "" for none.
     """
 
     uid: int
@@ -56,7 +56,7 @@ class StepStart(Launch, frozen=True, kw_only=True):
 
 
 class TaskUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What one task used until it was reaped: getrusage(2)'s figures, with their units.
+    """Resource use of one task until it was reaped: getrusage(2)'s figures, with their units.
 
     Attributes:
         task: Its id within the step.
@@ -65,15 +65,15 @@ class TaskUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         ended_us: When it was reaped, µs since the epoch.
         user_us: User CPU time, µs.
         system_us: System CPU time, µs.
-        max_rss_bytes: Peak resident size; None where another of the node's tasks had more
-            and this one's cannot be told.
+        max_rss_bytes: Peak resident size; None where another of the node's tasks had more,
+            which hides this one's.
         minor_faults: Page faults without I/O.
         major_faults: Page faults with I/O.
         read_bytes: Read from disks (blocks of 512 bytes, as ru_inblock counts).
         written_bytes: Written to disks.
-        voluntary_switches: Context switches that it asked for.
-        involuntary_switches: Context switches that it did not ask for.
-        includes_epilog: Whether a TaskEpilog's CPU time is in it.
+        voluntary_switches: Voluntary context switches.
+        involuntary_switches: Involuntary context switches.
+        includes_epilog: Whether a TaskEpilog's CPU time is included.
     """
 
     task: int
@@ -93,19 +93,19 @@ class TaskUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class TasksExited(Launch, frozen=True, kw_only=True):
-    """task.exit: some tasks of a launch ended; each task is in one such event at least."""
+    """task.exit: some tasks of a launch ended; each task is in at least one such event."""
 
     tasks: tuple[TaskUsage, ...]
 
 
 class StepEnd(Launch, frozen=True, kw_only=True):
-    """step.end: a step is over on a node.
+    """step.end: a step ended on a node.
 
     Attributes:
-        tasks: How many tasks were reaped there.
-        max_rss_bytes: Largest peak of any process that was reaped; exact for one task.
+        tasks: Number of tasks reaped there.
+        max_rss_bytes: Largest peak of any reaped process; exact for one task.
         peak_bytes: memory.peak of the step's cgroup; None where there is none.
-        cgroup_user_us: User CPU time of the cgroup, µs, daemonised processes with it.
+        cgroup_user_us: User CPU time of the cgroup, µs, including daemonised processes.
         cgroup_system_us: System CPU time of the cgroup, µs.
         cgroup_read_bytes: io.stat's rbytes.
         cgroup_written_bytes: io.stat's wbytes.
@@ -132,14 +132,14 @@ class NodeJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeGap(msgspec.Struct, frozen=True, kw_only=True):
-    """node.gap: a node lost facts, or says that it may have.
+    """node.gap: a node lost events, or reports that it may have.
 
     Attributes:
         node: NodeName.
-        why: ``reboot`` (a spool in memory went), ``lost`` (lines that were not written),
-            ``garbled`` (lines that cannot be read).
-        lines: How many, 0 where nobody can know.
-        since: Nothing is missing from before; None where unknown.
+        why: ``reboot`` (a spool in memory was lost), ``lost`` (lines that were not written),
+            ``garbled`` (unreadable lines).
+        lines: Number of lost lines, 0 where unknowable.
+        since: Time before which nothing is missing; None where unknown.
     """
 
     node: str
@@ -149,18 +149,18 @@ class NodeGap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunFact(msgspec.Struct, frozen=True, kw_only=True):
-    """run.start, run.suspend, run.end: what the consumer ``jobs`` has resolved of a run.
+    """run.start, run.suspend, run.end: a run's record, merged by the consumer ``jobs``.
 
     Attributes:
-        job_id: The raw job id.
-        first_submit: With cluster and job_id, the job's identity.
-        restarts: With those, the run's.
-        record: The latest that is known of the run.
-        piece_end: Of a resized job's former size: when that piece ended. None for a run.
-        correction: Whether this says again, better, what was said before.
-        source: Whose books tell of it, see ``Line.source``; "" for Steward's own sources.
-        suspended_before_s: Of a resized job's last size: how much of the seconds that the
-            record says it was suspended were its former sizes'.
+        job_id: Raw job id.
+        first_submit: First submit time; identifies the job with cluster and job_id.
+        restarts: Restart count; identifies the run of that job.
+        record: Latest known record of the run.
+        piece_end: End time of a resized job's earlier size ("piece"). None for a run.
+        correction: Whether this corrects an earlier event.
+        source: Origin of the record, see ``Line.source``; "" for Steward's own sources.
+        suspended_before_s: For a resized job's last size: the part of the record's suspended
+            seconds that belongs to its earlier sizes.
     """
 
     job_id: int
@@ -174,28 +174,28 @@ class RunFact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """step.launch, step.usage: a launch that belongs to this run has begun, or is over.
+    """step.launch, step.usage: a launch of this run began, or ended.
 
     step.launch has ``start`` and neither tasks nor an end. A launch whose end is known as soon
     as its begin has no step.launch.
 
     Attributes:
-        job_id: The raw job id.
-        first_submit: With cluster and job_id, the job's identity.
-        restarts: With those, the run's.
-        submit: The run's own submit time; None in events of a former version.
+        job_id: Raw job id.
+        first_submit: First submit time; identifies the job with cluster and job_id.
+        restarts: Restart count; identifies the run of that job.
+        submit: The run's own submit time; None in events of an older version.
         step: The launch's step, see :class:`Launch`.
-        node: Where it was.
-        launched_us: When it was launched, µs since the epoch.
-        ended_us: When the node said that it is over, µs; None where that was lost.
-        run_end: When the run ended; None while it goes on.
-        start: What step.start said; None where that was lost.
-        tasks: All tasks that are known.
-        end: What step.end said; None where that was lost.
-        correction: Whether this says again, better, what was said before.
-        withdrawn: Whether the launch turned out to be none of this run's: what was said of
-            it for this run is to be forgotten, and nothing else is said here.
-        announced: In step.usage whether step.launch told of the begin.
+        node: Node of the launch.
+        launched_us: Launch time, µs since the epoch.
+        ended_us: End time from the node, µs; None if that line was lost.
+        run_end: End of the run; None while it goes on.
+        start: Body of step.start; None if that was lost.
+        tasks: All known tasks.
+        end: Body of step.end; None if that was lost.
+        correction: Whether this corrects an earlier event.
+        withdrawn: Whether the launch belongs to another run after all: consumers forget what
+            they know of it for this run. The other fields are then empty.
+        announced: In step.usage, whether a step.launch preceded it.
     """
 
     job_id: int
@@ -216,12 +216,12 @@ class StepUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepAccounted(msgspec.Struct, frozen=True, kw_only=True):
-    """step.accounted: another's books tell of a step; ours go before where we have them.
+    """step.accounted: another accounting database's record of a step; our own takes precedence.
 
     Attributes:
-        job_id: The raw job id.
+        job_id: Raw job id.
         submit: Submit time of the run.
-        line: What they say; its ``source`` names them.
+        line: The record; its ``source`` names the database.
     """
 
     job_id: int
@@ -230,13 +230,13 @@ class StepAccounted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PluginMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """plugin.message: an accounting plugin's own words to its other half.
+    """plugin.message: a message between the two halves of an accounting plugin.
 
     Attributes:
-        plugin_type: Who speaks: ``jobacct/…``.
-        to: ``controller`` or the name of a node.
-        sender: Likewise.
-        data: The plugin's own content.
+        plugin_type: Type of the plugin: ``jobacct/…``.
+        to: Receiver: ``controller`` or the name of a node.
+        sender: Sender, likewise.
+        data: Content, opaque to Steward.
     """
 
     plugin_type: str
@@ -246,12 +246,12 @@ class PluginMessage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AccountingExpire(msgspec.Struct, frozen=True, kw_only=True):
-    """accounting.expire: the books of jobs that ended before a time are to be forgotten.
+    """accounting.expire: delete accounting records of jobs that ended before a time.
 
     Attributes:
         before: The time.
-        asked_by: Who asked.
-        keep_log: Whether the job log keeps them: they only leave jobs.db.
+        asked_by: User who requested it.
+        keep_log: Whether to delete from jobs.db only and keep the job log.
     """
 
     before: datetime

@@ -1,11 +1,15 @@
-"""Waiting that can be ended: every wait of a daemon's process watches its Stop as well."""
+"""Stop flag and back-off: waits in daemon processes that a stop request ends at once.
+
+``Stop`` is the flag that every wait of a daemon process watches beside its own descriptors;
+``Backoff`` gives the delays between retries.
+"""
 
 import os
 import select
 
 
 class Stop:
-    """A flag that any thread or signal handler may raise, and that poll(2) can watch."""
+    """A stop flag that any thread or signal handler may set, and that poll(2) can watch."""
 
     def __init__(self) -> None:
         self.fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -16,21 +20,21 @@ class Stop:
         os.close(self._write_fd)
 
     def set(self) -> None:
-        """Raise the flag, for good."""
+        """Set the flag; it is never cleared."""
         if not self._set:
             self._set = True
-            # Never read again: the pipe stays readable, so every later wait ends at once.
+            # Never read: the pipe stays readable, so every later wait ends at once.
             os.write(self._write_fd, b"!")
 
     def is_set(self) -> bool:
-        """Whether the flag is up."""
+        """Return whether the flag is set."""
         return self._set
 
     def wait(self, timeout_s: float, *fds: int) -> bool:
-        """Wait until one of ``fds`` can be read, the flag is raised, or the time is over.
+        """Wait until one of ``fds`` is readable, the flag is set, or ``timeout_s`` is over.
 
         Returns:
-            Whether one of ``fds`` can be read.
+            Whether one of ``fds`` is readable.
         """
         poller = select.poll()
         poller.register(self.fd, select.POLLIN)
@@ -40,7 +44,7 @@ class Stop:
 
 
 class Backoff:
-    """How long to wait before the next try: doubling from ``first_s`` up to ``most_s`` seconds."""
+    """Delays between retries, doubling from ``first_s`` up to ``most_s`` seconds."""
 
     def __init__(self, first_s: float = 0.2, most_s: float = 15.0) -> None:
         self._first_s = first_s
@@ -48,10 +52,10 @@ class Backoff:
         self._next_s = first_s
 
     def next_s(self) -> float:
-        """Seconds to wait now; longer at each call."""
+        """Return the seconds to wait now, and double the next delay."""
         now_s, self._next_s = self._next_s, min(self._next_s * 2, self._most_s)
         return now_s
 
     def reset(self) -> None:
-        """It worked: begin anew."""
+        """Start at the first delay again, after a success."""
         self._next_s = self._first_s

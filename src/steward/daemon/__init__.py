@@ -1,1 +1,1 @@
-"""Wires sources to the journal and the journal to consumers; supervises the processes."""
+"""The daemon: workers that connect sources, journal and consumers, and their supervisor."""

@@ -1,7 +1,7 @@
-"""The daemon without the command line, whose packages would cost each of its processes memory.
+"""Entry point of the daemon: ``python -m steward.daemon FILE [controller]``.
 
-``steward serve``, ``steward controller`` and ``steward archive watch`` check
-everything and then become this: ``python -m steward.daemon FILE [controller]``.
+``steward serve``, ``steward controller`` and ``steward archive watch`` check everything and then
+exec this with `become`, because the command line's packages would cost each daemon process memory.
 """
 
 import os
@@ -12,11 +12,11 @@ from steward.core.errors import StewardError
 
 
 def become(config: str, *, controller: bool = False) -> NoReturn:
-    """Turn this process into the daemon of a configuration file; its id stays the same.
+    """Replace this process by the daemon of a configuration file; the process id stays.
 
     Args:
-        config: The file's path.
-        controller: Whether it is to run a controller's parts only.
+        config: Path of the configuration file.
+        controller: Whether to run only a controller's workers.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -28,7 +28,7 @@ def become(config: str, *, controller: bool = False) -> NoReturn:
 
 
 def main() -> int:
-    """Run the daemon; the exit code."""
+    """Run the daemon; return its exit code."""
     from steward.core.config.reader import load
     from steward.daemon import serve
 

@@ -1,8 +1,10 @@
-"""Answers what comes over one connection of the daemon's socket, in a process of its own.
+"""Answers to requests on the daemon's socket, in one forked process per connection.
 
-A peer asks once; the pages' process, which asks for many people, may ask again on
-the same connection, each time with the secret of whoever asks. What is asked
-never takes longer, nor more memory, than it may: the process is ended.
+`Service.serve` decodes a request, finds the caller's identity, runs the action and streams the
+reply. `Limits` bounds what a peer may cost; a process that takes too long or too much memory is
+killed. Most peers send one request; the web server's process, which acts for many users, may send
+more on a connection, each with the secret of its user. `socket.py` accepts the connections and
+forks.
 """
 
 import logging
@@ -35,29 +37,29 @@ from steward.daemon.requests import (
 log = logging.getLogger(__name__)
 
 Knows = Callable[[str], Asker]
-"""Tells who brings a secret; raises NotKnown where it is nobody's."""
+"""Function that identifies the owner of a secret; raises NotKnown if there is none."""
 
 Kept = Callable[[], Repeats]
-"""What was asked for under keys, opened when it is first needed."""
+"""Function that opens the store of idempotency keys when first needed."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one peer may cost.
+    """Limits of what one peer may cost.
 
     Attributes:
-        connections: How many are served at once, of all users together.
-        per_user: How many of one user other than root and Steward's own.
-        per_second: How many requests of such a user are served a second, on average …
-        burst: … and how many at once.
-        waiting: How many connections may not have sent their request yet, of all users together.
-        waiting_bytes: How many bytes of such requests are held, of all users together.
-        request_s: Seconds within which the request must have come.
-        silence_s: Seconds an action may run without giving anything to send.
-        send_s: Seconds a peer may take to read one line of the answer.
-        memory_bytes: How much memory an answer may take, beyond what the daemon had.
-        kept: How many connections of the pages' process are served, and …
-        kept_requests: … how many requests each of them may ask, and …
-        kept_s: … for how many seconds.
+        connections: Maximum number of connections served at once, of all users.
+        per_user: Maximum number for one user other than root and Steward's own.
+        per_second: Average number of requests per second of such a user.
+        burst: Maximum number of such requests at once.
+        waiting: Maximum number of connections without a complete request, of all users.
+        waiting_bytes: Maximum size of incomplete requests, of all users, in bytes.
+        request_s: Time-out for a complete request, in seconds.
+        silence_s: Longest time that an action may run without output, in seconds.
+        send_s: Longest time for a peer to read one line of the reply, in seconds.
+        memory_bytes: Memory that a reply may take beyond the daemon's own, in bytes.
+        kept: Maximum number of connections of the web server's process.
+        kept_requests: Maximum number of requests on each of them.
+        kept_s: Longest life of each of them, in seconds.
     """
 
     connections: int = 64
@@ -76,13 +78,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Service:
-    """Answers what a peer asks.
+    """Answers the requests of one connection.
 
     Args:
-        registry: What can be asked for. Its rooms are made in the processes that answer.
-        limits: What the peer may cost.
-        knows: Who brings the secret of a session or token; without it nobody is known by one.
-        repeats: What was asked for under keys; without it keys are refused.
+        registry: The actions. Their contexts are made in the processes that answer.
+        limits: What a peer may cost.
+        knows: Identifies the owner of a session or token; None accepts no secrets.
+        repeats: Store of idempotency keys; None rejects keys.
     """
 
     def __init__(
@@ -100,13 +102,13 @@ class Service:
     def serve(
         self, connection: socket.socket, uid: int, line: bytes, *, keeps: bool = False
     ) -> None:
-        """Answer a connection's request, or requests.
+        """Answer the request, or requests, of a connection.
 
         Args:
-            connection: The peer's.
-            uid: The peer, as the kernel says.
+            connection: The peer's connection.
+            uid: The peer's uid, from the kernel.
             line: Its first request.
-            keeps: Whether it may ask more than once.
+            keeps: Whether the peer may send more requests.
 
         Raises:
             OSError: The peer is gone, or too slow.
@@ -131,12 +133,12 @@ class Service:
             try:
                 line = _read_line(connection, left_s)
             except StewardError:
-                return  # whoever keeps a connection may well have nothing to ask
+                return  # a kept connection may be idle
             if not line:
                 return
 
     def _replies(self, ask: Ask, uid: int, peer: "_Peer") -> Iterator[bytes]:
-        """The lines that answer a request; its errors are the last of them."""
+        """Yield the lines that answer a request; an error is the last line."""
         try:
             action = self._registry.get(ask.action)
             asker = self._asker(ask, uid)
@@ -161,17 +163,18 @@ class Service:
             yield error_line(Failed("the daemon failed on this request: its log says why"))
 
     def _asker(self, ask: Ask, uid: int) -> Asker:
-        """Who asks: the peer, or whoever's secret it brings."""
+        """Return the caller: the peer, or the owner of the secret that it sends."""
         if not ask.auth:
             return Asker(uid=uid, user=_user_name(uid), how="socket")
         if self._knows is None:
             raise NotKnown("nobody is known here by a token")
         asker = self._knows(ask.auth)
-        # Before the request is read: what a token is not good for tells nothing of its shape.
+        # Check before decoding the request: an insufficient token learns nothing about its format.
         check_scope(asker, ask.action)
         return asker
 
     def _once(self, key: str, action: Action, asker: Asker, request: object) -> bytes:
+        """Run the action once for an idempotency key; return its reply line."""
         if self._repeats is None:
             raise UsageError("nothing is done here under a key", key)
         return self._repeats().once(
@@ -183,6 +186,7 @@ class Service:
         )
 
     def _run(self, action: Action, asker: Asker, request: object) -> Iterator[bytes]:
+        """Run the action; yield its reply lines."""
         result = self._registry.call(action.name, asker, request)
         if not action.stream:
             yield answer_line(result)
@@ -192,6 +196,7 @@ class Service:
 
 
 def _decode(line: bytes) -> Ask:
+    """Decode a request and check its protocol version."""
     try:
         ask = msgspec.json.decode(line, type=Ask)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
@@ -212,9 +217,9 @@ def _user_name(uid: int) -> str:
 
 
 class _Peer:
-    """Ends this process when the peer has gone: nobody waits for what is read for it then.
+    """Watcher that ends this process when its peer disconnects.
 
-    What changes something is brought to its end all the same.
+    An action that changes something is completed first.
 
     Args:
         connection: The peer's.
@@ -226,7 +231,7 @@ class _Peer:
         self._is_watched = False
 
     def end_with_it(self) -> None:
-        """From now on this process ends when the peer goes."""
+        """End this process when the peer disconnects, from now on."""
         if self._is_watched:
             return
         self._is_watched = True
@@ -236,23 +241,23 @@ class _Peer:
         def watch() -> None:
             gone.poll()
             with self._may_end:
-                # As one that was broken off: whoever reaps it ends what it has started.
+                # Exit as an aborted process: its parent then ends what it has started.
                 os._exit(1)
 
         threading.Thread(target=watch, daemon=True).start()
 
     def outlived(self) -> AbstractContextManager[object]:
-        """What is done in this context is brought to its end without the peer."""
+        """Return a context whose work is completed even if the peer disconnects."""
         return self._may_end
 
 
 def _allow(seconds: float) -> None:
-    """Let this process live so much longer: SIGALRM ends even a call that never returns."""
+    """Restart the process's time limit: SIGALRM ends even a call that never returns."""
     signal.setitimer(signal.ITIMER_REAL, seconds)
 
 
 def _read_line(connection: socket.socket, timeout_s: float) -> bytes:
-    """The request line; b"" where the peer sent none.
+    """Read the request line; b"" if the peer sent none.
 
     Raises:
         ActionError: The line is too long, or did not come in time.
@@ -278,7 +283,8 @@ def _read_line(connection: socket.socket, timeout_s: float) -> bytes:
 
 
 def _send(connection: socket.socket, line: bytes, limits: Limits) -> None:
-    # The socket's own time-out is the one that counts while the peer reads.
+    """Send a line within the peer's time limit."""
+    # While the peer reads, the socket's own time-out applies.
     _allow(limits.send_s + 5)
     connection.settimeout(limits.send_s)
     connection.sendall(line)

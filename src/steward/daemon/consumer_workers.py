@@ -1,4 +1,15 @@
-"""How a process of the daemon waits for what it needs, and feeds its consumers."""
+"""Workers of the daemon that run consumers, the bank, the gate, and the myBRC API.
+
+Each ``..._part`` function returns a `Part` for the supervisor, with the function that runs in the
+worker's process:
+
+- `run_consumers` feeds consumers from the journal; `patiently` waits for a resource;
+- rules (`rules_part`), accounting (`accounting_parts`: job log and third-party plugins);
+- bank (`banking_parts`): the gate, the bank's consumer, the myBRC server and the client of a remote
+  myBRC server. `Pusher` sends fresh balances to the gate.
+
+`workers.py` assembles these with all others.
+"""
 
 import logging
 import os
@@ -48,7 +59,7 @@ def run_consumers(
     *,
     registered: bool = True,
 ) -> None:
-    """A process that feeds consumers."""
+    """Run the main function of a worker that feeds consumers."""
     link = JournalLink(settings.state_dir, stop, subscribe=True)
     reader = patiently(lambda: JournalReader(settings.state_dir), stop, beat)
     feeds = []
@@ -59,7 +70,7 @@ def run_consumers(
 
 
 def patiently(make: Callable[[], T], stop: Stop, beat: Beat) -> T:
-    """What ``make`` makes, as soon as what it needs is there; the Stop ends the waiting."""
+    """Call ``make`` until the resource it needs is available; the Stop ends the wait."""
     backoff = Backoff(0.02, 5.0)
     said = ""
     while True:
@@ -83,7 +94,7 @@ _RULES_HANG_S: Final = 300.0
 
 
 def rules_part(settings: Settings) -> Part:
-    """The process of the rules."""
+    """Return the worker that runs the rules."""
     return Part(
         name=RULES, run=partial(_run_rules, settings), after=("journal",), hang_s=_RULES_HANG_S
     )
@@ -94,13 +105,14 @@ def _run_rules(settings: Settings, stop: Stop, beat: Beat) -> None:
 
 
 def _rules_consumer(settings: Settings) -> Consumer:
+    """Make the consumer that runs the rules."""
     from steward.automation.rules.consumer import RulesConsumer
     from steward.automation.rules.execution import RunnersHand
     from steward.core.access import access_of
     from steward.daemon.contexts import action_registry
 
     def hand() -> RunnersHand:
-        # Each of its own: what rooms hold open is for one thread.
+        # One per thread: open files of an action context are for one thread.
         return RunnersHand(settings, access_of(settings), action_registry(settings))
 
     return RulesConsumer(settings, hand)
@@ -108,13 +120,15 @@ def _rules_consumer(settings: Settings) -> Consumer:
 
 _JOURNAL: Final = ("journal",)
 _NICENESS: Final = 10
-"""None of it is waited for."""
+"""Niceness of accounting workers: nobody waits for them."""
 _CLOSING_HANG_S: Final = 3600.0
+"""Time without a heartbeat after which the job log counts as hung, in seconds: closing a day takes
+long."""
 _PLUGIN_HANG_S: Final = 60.0
 
 
 def accounting_parts(settings: Settings) -> list[Part]:
-    """The processes of accounting that a configuration asks for."""
+    """Return the accounting workers that a configuration needs."""
     parts = []
     if LOG in types_of(settings.accounting.type):
         parts.append(_log(settings))
@@ -122,6 +136,8 @@ def accounting_parts(settings: Settings) -> list[Part]:
 
 
 def _log(settings: Settings) -> Part:
+    """Return the worker of the job log."""
+
     def run(stop: Stop, beat: Beat) -> None:
         os.nice(_NICENESS)
         run_consumers(settings, [lambda: LogConsumer(settings)], stop, beat)
@@ -130,21 +146,23 @@ def _log(settings: Settings) -> Part:
 
 
 def _plugin(settings: Settings, plugin_type: str) -> Part:
+    """Return the worker of a third-party accounting plugin."""
+
     def run(stop: Stop, beat: Beat) -> None:
         os.nice(_NICENESS)
         around = Around(append=Appending(settings.state_dir).append, stop=stop, beat=beat)
         run_consumers(settings, [lambda: PluginConsumer(settings, plugin_type, around)], stop, beat)
 
-    # The alarm within the process comes first.
+    # The alarm within the process fires first.
     hang_s = _PLUGIN_HANG_S + 2 * settings.accounting.hook_timeout_s
     return Part(name=consumer_name(plugin_type), run=run, after=_JOURNAL, hang_s=hang_s)
 
 
 class Appending:
-    """Appends to the journal without waiting for it to come back.
+    """Appends to the journal, without waiting while the journal's writer is down.
 
     Args:
-        state_dir: The directory that holds it.
+        state_dir: The directory that holds the journal.
     """
 
     def __init__(self, state_dir: str) -> None:
@@ -154,19 +172,19 @@ class Appending:
         """Append events durably.
 
         Raises:
-            JournalUnavailable: The journal's writer is away.
+            JournalUnavailable: The journal's writer is down.
         """
         self._link.ask("append", *rows_of(new))
 
 
 def gate_part(settings: Settings) -> Part:
-    """The gate's process."""
-    # Whoever keeps the ledger asks it until they have ended, and it decides meanwhile.
+    """Return the gate's worker."""
+    # Ledger workers query the gate until they end, and it goes on deciding meanwhile.
     return Part(name="gate", run=partial(run_gate, settings), last=True)
 
 
 def run_gate(settings: Settings, stop: Stop, beat: Beat) -> None:
-    """Decide until the Stop is raised."""
+    """Run the gate until the Stop is raised."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     precedence = Precedence()
@@ -181,27 +199,28 @@ def run_gate(settings: Settings, stop: Stop, beat: Beat) -> None:
 
 
 _GATE_S = 1.0
+"""Time-out of a call to the gate, in seconds."""
 _MYBRC_HANG_S = 120.0
 
 
 def mybrc_part(settings: Settings) -> Part:
-    """The process that serves the myBRC API, where [mybrc] has an address for it."""
+    """Return the worker that serves the myBRC API, if [mybrc] has an address."""
     return Part(name="mybrc", run=partial(run_mybrc, settings), hang_s=_MYBRC_HANG_S)
 
 
 def remote_part(settings: Settings) -> Part:
-    """The process that tells a myBRC server elsewhere, where [bank.remote] names one."""
+    """Return the worker that reports to a remote myBRC server, if [bank.remote] names one."""
     return Part(name="mybrc.remote", run=partial(run_remote, settings), hang_s=_MYBRC_HANG_S)
 
 
 class Pusher:
-    """Tells the gate at once what clients have had charged, so that the next answer knows it.
+    """Sends balances to the gate right after clients charge, so that its next answer includes them.
 
-    What it cannot tell is told by the bank's process within its next round.
+    If that fails, the bank's worker sends them in its next round.
 
     Args:
-        ledger: What has changed.
-        link: The gate.
+        ledger: The ledger.
+        link: The client of the gate.
     """
 
     def __init__(self, ledger: "Ledger", link: "GateLink") -> None:
@@ -210,7 +229,7 @@ class Pusher:
         self._position = 0
 
     def push(self) -> None:
-        """Tell the gate what has changed in the ledger since the last time."""
+        """Send the ledger's changes since the last call to the gate."""
         try:
             with self._ledger.reading() as t:
                 books = t.books(self._position)
@@ -278,7 +297,7 @@ def run_mybrc(
 
 
 def run_remote(settings: Settings, stop: Stop, beat: Beat) -> None:
-    """Tell the myBRC server elsewhere what is in the outbox, for ever."""
+    """Send the outbox to the remote myBRC server and fetch balances until the Stop is raised."""
     from steward.bank.gate.client import GateLink
     from steward.bank.ledger import open_ledger
     from steward.extensions.mybrc import Balances, Passing
@@ -301,11 +320,12 @@ def run_remote(settings: Settings, stop: Stop, beat: Beat) -> None:
 BANK: Final = "bank"
 _JOURNAL_PART: Final = "journal"
 _BANK_HANG_S: Final = 1800.0
-"""A comparison with slurmdbd's records of a long time takes its time."""
+"""Time without a heartbeat after which the bank counts as hung, in seconds: comparing a long period
+with slurmdbd's records takes long."""
 
 
 def banking_parts(settings: Settings) -> list[Part]:
-    """The processes of the bank, of a configuration that has one."""
+    """Return the bank's workers, for a configuration with a bank."""
     parts = [
         gate_part(settings),
         Part(

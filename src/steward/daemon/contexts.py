@@ -1,4 +1,9 @@
-"""Registry of all actions, with the context that each package's actions work with."""
+"""Registry of all actions with their contexts, for the processes that run any action.
+
+``ACTIONS`` holds every action by name; ``action_registry`` makes the registry of a configuration,
+whose contexts are created when needed. ``append_once`` and ``tell_once`` send to the journal's
+writer. A caller that needs one action uses ``daemon/registry.py``, which imports one package.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -31,7 +36,7 @@ ACTIONS: Final[dict[str, Action]] = {action.name: action for action in every_act
 
 
 def action_registry(settings: Settings) -> Registry:
-    """Everything that can be asked of a configuration's Steward; rooms are made when needed."""
+    """Make the registry of all actions of a configuration; contexts are created when needed."""
     access = access_of(settings, accounts_led(settings))
 
     def order(new: Sequence[Event]) -> None:

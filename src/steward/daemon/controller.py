@@ -1,8 +1,8 @@
-"""``steward controller``: only the sources of a slurmctld host, durable there, and the forwarder.
+"""Workers of ``steward controller``: only the sources of a slurmctld host, and the forwarder.
 
-Nothing is archived, indexed or asked here, and no socket is open but the gate's,
-where there is a bank elsewhere: what is captured is kept in the state directory
-until the Steward that this host reports to says that it is durable there.
+Nothing is archived, indexed or queried here, and no socket is open except the gate's, if there is a
+bank elsewhere. Captured data stays in the state directory until the Steward that this host reports
+to confirms that it is durable there.
 """
 
 from functools import partial
@@ -22,14 +22,14 @@ _HANG_S = 300.0
 
 
 def controller_parts(settings: Settings) -> list[Part]:
-    """The processes of a controller, in the order in which they start.
+    """Return a controller's workers, in the order in which they start.
 
     Raises:
-        UsageError: The configuration does not say where to forward to.
+        UsageError: The configuration does not set where to forward to.
     """
     if not settings.forward.to:
         raise UsageError("the configuration is no controller's: set 'to' in [forward]")
-    # No sink is here, so the state directory's store is the only one.
+    # A controller has no sinks, so the state directory's store is the only one.
     archive = ArchiveSettings(environments=settings.archive.environments, sink={})
     settings = msgspec.structs.replace(settings, archive=archive)
     parts = [Part(name=JOURNAL, run=partial(run_journal, settings), last=True)]
@@ -67,6 +67,7 @@ def _feeding(
     *,
     registered: bool = True,
 ) -> Part:
+    """Return a worker that feeds one consumer."""
     run = partial(run_consumers, settings, [make], registered=registered)
     return Part(name=name, run=run, after=(JOURNAL,), hang_s=_HANG_S)
 

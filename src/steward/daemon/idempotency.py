@@ -1,9 +1,9 @@
-"""repeats.db: what was asked for under a key, so that asking again does nothing again.
+"""Idempotency keys of requests (repeats.db): a repeated request gets the same answer.
 
-A client that has heard no answer cannot know whether its request was met. Under a
-key of its choosing it may ask again: the same request has the same answer as
-before, and is not done a second time. What was refused, or could not be done for
-now, has changed nothing, and may be asked again under its key.
+A client that got no answer cannot know whether its request was carried out. With a key of its
+choice it may repeat the request: the daemon returns the first answer and does nothing twice. A
+request that was rejected, or failed temporarily, changed nothing and may be repeated with its key.
+Keys are kept for a day, per uid.
 """
 
 import hashlib
@@ -25,9 +25,11 @@ from steward.daemon.requests import answer_line, error_line
 NAME: Final = "repeats.db"
 LONGEST_KEY: Final = 200
 _KEPT: Final = timedelta(days=1)
+"""Time for which keys are kept."""
 _MOST_ANSWER: Final = 1 << 20
+"""Maximum size of a stored reply, in bytes."""
 _UNCHANGED: Final = (Missing, Refused, Unavailable, UsageError)
-"""Errors that are raised before anything was done."""
+"""Errors that are raised before an action changes anything."""
 
 _MIGRATIONS: Final = (
     """
@@ -47,11 +49,11 @@ _MIGRATIONS: Final = (
 
 
 class Repeats:
-    """The keys of a state directory.
+    """Store of idempotency keys in the state directory.
 
     Args:
         state_dir: Steward's state directory.
-        now: Tells the present moment.
+        now: Returns the current time.
     """
 
     def __init__(self, state_dir: str, now: Callable[[], datetime] = utc_now) -> None:
@@ -63,19 +65,19 @@ class Repeats:
     def once(
         self, key: str, asker: Asker, action: Action, request: Any, run: Callable[[], Any]
     ) -> bytes:
-        """The line that answers a request: done now, or as it was answered under this key.
+        """Run a request once, and return its reply line; for a repeated key return the first reply.
 
         Args:
-            key: The asker's.
-            asker: Who asks; nobody has another's keys.
-            action: What is asked for.
+            key: The caller's key.
+            asker: The caller; keys of other users are separate.
+            action: The requested action.
             request: A value of its request type.
-            run: Does it.
+            run: Runs the action.
 
         Raises:
-            UsageError: The key is none, or was given with another request.
-            Conflict: It is being done, or nobody knows how it ended.
-            StewardError: Whatever the action refuses or cannot do.
+            UsageError: The key is malformed, or was used for another request.
+            Conflict: The action is running, or its outcome is unknown.
+            StewardError: The action failed.
         """
         if len(key) > LONGEST_KEY or not key.isprintable():
             raise UsageError(f"a key has up to {LONGEST_KEY} plain characters", key)
@@ -93,17 +95,17 @@ class Repeats:
         except StewardError as error:
             self._end(asker.uid, key, error_line(error))
             raise
-        # A secret is told once, and not kept.
+        # Replies with secrets are not stored.
         is_kept = action.room != "credentials" and len(line) <= _MOST_ANSWER
         self._end(asker.uid, key, line if is_kept else None)
         return line
 
     def _begin(self, uid: int, key: str, digest: bytes) -> bytes | None:
-        """Take a key; the answer where it was taken for the same before.
+        """Reserve a key; return the stored reply if it was used for the same request before.
 
         Raises:
-            UsageError: It was taken for something else.
-            Conflict: There is no answer.
+            UsageError: The key was used for another request.
+            Conflict: There is no stored reply.
         """
         now = self._now()
         with transaction(self._connection, self._path) as connection:
@@ -128,6 +130,7 @@ class Repeats:
         raise Conflict(_unknown(moment(begun_us), bool(ended), process), key)
 
     def _end(self, uid: int, key: str, line: bytes | None) -> None:
+        """Store the reply of a finished request."""
         with transaction(self._connection, self._path) as connection:
             connection.execute(
                 "UPDATE repeat SET ended = 1, line = ? WHERE uid = ? AND key = ?", (line, uid, key)
@@ -139,15 +142,16 @@ class Repeats:
 
 
 def _digest(action: Action, request: Any, scopes: frozenset[str] | None) -> bytes:
-    """What tells a request from any other; as it is understood, not as it was written.
+    """Hash a request as decoded, so that its spelling does not matter.
 
-    Scopes are part of it: an answer may hold what a token with fewer of them is not shown.
+    Scopes are included: a reply may hold what a token with fewer scopes must not see.
     """
     told = (action.name, request, None if scopes is None else sorted(scopes))
     return hashlib.sha256(msgspec.json.encode(told, order="sorted")).digest()
 
 
 def _unknown(begun: datetime, ended: bool, process: int) -> str:
+    """Explain why a key's request has no stored reply: done, running, or aborted."""
     at = begun.strftime("%Y-%m-%dT%H:%M:%SZ")
     if ended:
         return f"this was done at {at} under this key; its answer is not kept"

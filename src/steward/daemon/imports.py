@@ -1,7 +1,9 @@
-"""``archive import``, ``accounting import``: take over what was kept before, daemon or no daemon.
+"""Imports of old data: ``archive import`` and ``accounting import``, with or without a daemon.
 
-With a daemon the events go to its journal's writer; without one this process
-is the writer for as long as it takes, and the next daemon puts them to use.
+`take_over_tree` imports an archive of job_archive or SArchive, `take_over_stored` the scripts in
+slurmdbd, `take_over_history` jobs and steps from slurmdbd, `take_over_file` a file by sacct or a
+job log. All append events to the journal: through its writer's process if a daemon runs, otherwise
+directly (`_appending`); the next daemon then applies them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -50,14 +52,14 @@ _MOST_REMEMBERED: Final = 200_000
 def take_over_tree(
     settings: Settings, cluster: str, kind: TreeKind, root: str, report: Report
 ) -> Imported:
-    """Take over a tree of job_archive or SArchive.
+    """Import the archive tree of job_archive or SArchive.
 
     Args:
-        settings: Whose archive takes it over.
-        cluster: The cluster whose jobs these were.
-        kind: Which program made the tree.
+        settings: Settings of the importing Steward.
+        cluster: The cluster of the jobs.
+        kind: The program that made the tree.
         root: Its root directory.
-        report: Told how many scripts have been taken over.
+        report: Called with the number of scripts imported so far.
 
     Raises:
         UsageError: There is no such cluster in the settings.
@@ -80,14 +82,14 @@ def take_over_tree(
 def take_over_stored(
     settings: Settings, cluster: str, since: datetime, until: datetime, report: Report
 ) -> Imported:
-    """Take over the scripts that a cluster's slurmdbd stored.
+    """Import the scripts that a cluster's slurmdbd stored.
 
     Args:
-        settings: Whose archive takes them over.
+        settings: Settings of the importing Steward.
         cluster: The cluster.
-        since: Beginning of the time whose jobs are meant.
-        until: Its end.
-        report: Told how many scripts have been taken over.
+        since: Start of the period.
+        until: End of the period.
+        report: Called with the number of scripts imported so far.
 
     Raises:
         UsageError: There is no such cluster, or it has no slurmdbd.
@@ -117,14 +119,14 @@ def take_over_stored(
 def take_over_history(
     settings: Settings, cluster: str, since: datetime, until: datetime, report: imports.Report
 ) -> Taken:
-    """Take over what a cluster's slurmdbd knows of jobs and steps, a day a question.
+    """Import jobs and steps from a cluster's slurmdbd, one day per query.
 
     Args:
-        settings: Whose books take it over.
+        settings: Settings of the importing Steward.
         cluster: The cluster.
-        since: Beginning of the time whose jobs are meant.
-        until: Its end.
-        report: Told how far it is.
+        since: Start of the period.
+        until: End of the period.
+        report: Called with the progress.
 
     Raises:
         UsageError: There is no such cluster, or it has no slurmdbd.
@@ -151,18 +153,18 @@ def take_over_file(
     times: tuple[datetime | None, datetime | None],
     report: imports.Report,
 ) -> Taken:
-    """Take over a file that sacct wrote, or another Steward's job log.
+    """Import a file that sacct wrote, or another Steward's job log.
 
     Args:
-        settings: Whose books take it over.
-        cluster: The cluster whose jobs these are.
+        settings: Settings of the importing Steward.
+        cluster: The cluster of the jobs.
         path: The file, or a job log's directory.
-        times: Only jobs that ended from the first on, and before the second.
-        report: Told how far it is.
+        times: Import only jobs that ended from the first time on, and before the second.
+        report: Called with the progress.
 
     Raises:
         UsageError: There is no such cluster.
-        AccountingError: The file cannot be read, or is neither.
+        AccountingError: The file cannot be read, or is of neither kind.
         Unavailable: Nothing can be written.
     """
     _check(settings, cluster)
@@ -191,15 +193,15 @@ def _submissions(
     times: tuple[datetime, datetime],
     known: Known,
 ) -> Iterator[Submission]:
-    """Each submission of a time that slurmdbd knows, once: sacct shows tasks and later runs too."""
+    """Yield each submission in a period once: sacct also lists tasks and later runs."""
     redactor = redactor_of(settings)
     spool = settings.cluster[slurm.cluster].spool or slurm.config()["StateSaveLocation"]
     runs = RunCounter()
-    # Of each id the submission that was met last: an id may be used again.
+    # The last submission seen of each job id: an id may be used again.
     met: dict[int, tuple[int | None, datetime]] = {}
     since, until = times
     while since < until:
-        # A day a question: what sacct answers is on our disk meanwhile.
+        # One day per query: sacct's output is on disk meanwhile.
         ends = min(until, since + _DAY)
         for row in history.rows(since, ends, steps=False):
             record = job_from_row(row, slurm.people)
@@ -209,7 +211,7 @@ def _submissions(
             record = runs.counted(record)
             leader, last = leader_of(record), met.get(leader_of(record))
             if len(met) >= _MOST_REMEMBERED:
-                met.clear()  # said again, a submission has the same key
+                met.clear()  # a repeated submission has the same key
             if last == (record.uid, submit) or (last and record.restarts and last[0] == record.uid):
                 continue
             met[leader] = (record.uid, submit)
@@ -225,6 +227,7 @@ def _submission(
     submit: datetime,
     known: Known,
 ) -> Submission:
+    """Make one submission: script from the spool or slurmdbd, unless it is archived already."""
     leader, clean = leader_of(record), redactor.record(record)
     mtime_ns, script = spooled_script(spool, leader) or (0, None)
     if not is_prompt(mtime_ns, submit):
@@ -233,8 +236,8 @@ def _submission(
     if known.known(slurm.cluster, key) or known.has_script(slurm.cluster, leader, submit):
         return Submission(record=clean, is_known=True)
     stored = slurm.stored_script(record)
-    # The spool's time makes the key that capture makes of the same entry, before this or after;
-    # and a database may have written bytes that are not UTF-8 as "?".
+    # The spool's mtime gives the same key as capture of the same entry; and a database may have
+    # stored bytes that are not UTF-8 as "?".
     return Submission(
         record=clean,
         script=script if script is not None and stored.script is not None else stored.script,
@@ -255,7 +258,7 @@ def _redact(settings: Settings) -> Callable[[bytes], Environment]:
 
 
 def _store(settings: Settings) -> Store:
-    """The preferred store that can be written now."""
+    """Return the preferred store that can be written now."""
     stores = list(stores_of(settings))
     for store in stores[:-1]:
         try:
@@ -268,13 +271,13 @@ def _store(settings: Settings) -> Store:
 
 @contextmanager
 def _appending(settings: Settings) -> Iterator[Append]:
-    """The way to the journal: its writer's process, or the writer itself where none runs."""
+    """Connect to the journal: through its writer's process, or as the writer if none runs."""
     stop = Stop()
     link = JournalLink(settings.state_dir, stop)
     try:
         link.ask("standings")
     except JournalUnavailable:
-        # No daemon: whoever starts one meanwhile is held off by the lock.
+        # No daemon runs; the lock keeps one from starting meanwhile.
         lock = take_lock(settings.state_dir, wait_s=1.0)
         journal = Journal(settings.state_dir)
 

@@ -1,7 +1,8 @@
-"""``archive watch --once``, ``archive consume --once``: take what is there now, use it, and end.
+"""One pass without a daemon: ``archive watch --once`` and ``archive consume --once``.
 
-The same sources and consumers as in the daemon, in one process and without
-sockets: the link to the journal's writer is the writer itself.
+`run_once` captures each spool and reads each topic once, feeds every consumer until it is done, and
+exits. Sources and consumers are the daemon's, in one process and without sockets: `DirectLink`
+stands for the connection to the journal's writer.
 """
 
 import signal
@@ -25,12 +26,12 @@ from steward.daemon.workers import capturing, consumer_makers, orphans_of, sink_
 
 
 class OnceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one pass did.
+    """Result of one pass.
 
     Attributes:
-        captured: Scripts that were taken from the spool, now or by a pass that was cut short,
-            and messages that were taken from topics.
-        waiting: Consumers that could not go on, with the reason.
+        captured: Scripts captured from the spool, now or by an interrupted pass, and messages read
+            from topics.
+        waiting: Consumers that could not continue, with the reason.
     """
 
     captured: int
@@ -38,7 +39,7 @@ class OnceReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DirectLink:
-    """The way to the journal for one who holds its writer."""
+    """Connection to the journal for the process that is its writer."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -54,7 +55,7 @@ class DirectLink:
             self._journal.append(rows)
 
     def tell(self, *message: Any) -> None:
-        """Do at once what a process would be asked to do by message."""
+        """Apply a message that would otherwise be sent to the journal's process."""
         verb, *args = message
         if verb == "passed":
             self._journal.passed(*args)
@@ -69,14 +70,14 @@ class DirectLink:
 
 
 def run_once(settings: Settings, beat: Callable[[], None] = lambda: None) -> OnceReport:
-    """Capture each cluster's spool and take each topic in once; feed every consumer to the end.
+    """Capture each spool and read each topic once; feed every consumer to the end.
 
     Raises:
         JournalUnavailable: A daemon runs on the same state directory.
         StoreUnavailable: Nothing can be written.
         Unavailable: Something else that is needed is away.
     """
-    # It comes when a writer meets a lease that is being dropped anyway; it would end us.
+    # SIGIO arrives when a writer meets a lease that is being dropped anyway; by default it kills.
     signal.signal(signal.SIGIO, signal.SIG_IGN)
     settings = msgspec.structs.replace(settings, capture_processes=1)
     lock = take_lock(settings.state_dir)
@@ -98,7 +99,7 @@ def run_once(settings: Settings, beat: Callable[[], None] = lambda: None) -> Onc
         captured += _consume(settings, reader, link, beat)
         _feed_to_the_end(feeds, beat)
         for feed in feeds:
-            # Nobody will be here when their time is over.
+            # The process will be gone when their delays end.
             if isinstance(feed.consumer, FilesSink):
                 feed.consumer.file_waiting()
             elif isinstance(feed.consumer, RemoteSink):
@@ -120,8 +121,9 @@ def _capture(
     link: DirectLink,
     beat: Callable[[], None],
 ) -> int:
+    """Capture a cluster's spool once; return the number of scripts."""
     stop = Stop()
-    # Nobody but us can end the wait for Slurm, so there is none: what is away is an error.
+    # Nothing else can end a wait for Slurm, so do not wait: an absent Slurm is an error.
     stop.set()
     with capturing(settings, cluster, 0, reader, link.append_rows, stop, beat) as capture:
         recovered = orphans_of(settings, cluster, 0, reader)
@@ -133,6 +135,7 @@ def _capture(
 def _consume(
     settings: Settings, reader: JournalReader, link: DirectLink, beat: Callable[[], None]
 ) -> int:
+    """Read each Kafka topic once; return the number of messages."""
     if not settings.consume:
         return 0
     from steward.daemon.source_workers import orphans_of_others, source_of
@@ -147,7 +150,7 @@ def _consume(
 
 
 def _feed_to_the_end(feeds: Sequence[Feed], beat: Callable[[], None]) -> None:
-    """Turn until a whole round has found nothing to do, twice: consumers feed each other."""
+    """Feed consumers until two full rounds find nothing to do: consumers feed each other."""
     idle_rounds = 0
     while idle_rounds < 2:
         beat()
@@ -156,6 +159,7 @@ def _feed_to_the_end(feeds: Sequence[Feed], beat: Callable[[], None]) -> None:
 
 
 def _remove_old(settings: Settings, journal: Journal, beat: Callable[[], None]) -> None:
+    """Trim the journal."""
     try:
         stores = stores_of(settings)
         while remove_old(journal, stores, keep_s=settings.journal.keep_s):
@@ -163,5 +167,5 @@ def _remove_old(settings: Settings, journal: Journal, beat: Callable[[], None]) 
         while journal.shrink():
             beat()
     except Unavailable:
-        # The next pass, or a daemon, trims: until then the bytes only take room.
+        # The next pass, or a daemon, trims; until then the data only takes space.
         return

@@ -1,4 +1,8 @@
-"""Lists the actions of every package; who asks for one action imports that package alone."""
+"""List of all actions: maps an action's name to its declaration.
+
+A caller that needs one action imports only the package that declares it; ``daemon/contexts.py``
+makes the registry that runs them all.
+"""
 
 import importlib
 from collections.abc import Iterator
@@ -20,20 +24,20 @@ _HOMES: Final = {
     "status": ("steward.admin.status.actions",),
     "doctor": ("steward.admin.doctor.actions",),
 }
-"""Where each room has its ACTIONS."""
+"""Modules that define the ACTIONS of each group."""
 
 
 def every_action() -> Iterator[Action]:
-    """All of them."""
+    """Yield all actions."""
     for room in _HOMES:
         yield from _of(room)
 
 
 def action(name: str) -> Action:
-    """What an action of that name takes and answers.
+    """Return the action of that name.
 
     Raises:
-        KeyError: There is none.
+        KeyError: There is no such action.
     """
     room = name.partition(".")[0]
     if room in _HOMES:

@@ -1,8 +1,8 @@
-"""Asks a running daemon to read its configuration again, and tells what came of it.
+"""Reload of the daemon's configuration: the supervisor's listener and the client's request.
 
-The supervisor listens on a Unix socket beside the daemon's own: ``SOCKET.reload``. Whoever
-connects asks for a reload. The answer is one line of JSON, sent when the parts of the
-new configuration run, or as soon as that is refused.
+The supervisor listens on a Unix socket beside the daemon's own, ``SOCKET.reload``
+(`ReloadListener`). Each connection is a request (`ask_reload`). The reply is one line of JSON
+(`Reloaded`), sent when the workers of the new configuration run, or when it is rejected.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _LONGEST: Final = 1 << 20
 
 
 class ReloadError(StewardError):
-    """The daemon keeps its present configuration."""
+    """The new configuration was rejected; the daemon keeps the present one."""
 
 
 class ReloadUnavailable(Unavailable):
@@ -32,11 +32,11 @@ class ReloadUnavailable(Unavailable):
 
 
 class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
-    """A daemon's answer to a request for a reload.
+    """Reply to a reload request.
 
     Attributes:
-        error: Why the new configuration was refused; "" if it was applied.
-        waiting: Parts of the new configuration that did not begin to work in time.
+        error: Why the new configuration was rejected; "" if it was applied.
+        waiting: Workers of the new configuration that did not become ready in time.
     """
 
     error: str = ""
@@ -44,7 +44,7 @@ class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReloadListener:
-    """The supervisor's end: collects requests until they are answered together."""
+    """Listener of the supervisor: collects reload requests until it answers them together."""
 
     def __init__(self) -> None:
         self._path = ""
@@ -53,11 +53,11 @@ class ReloadListener:
 
     @property
     def fds(self) -> tuple[int, ...]:
-        """Descriptors that can be read when somebody asks."""
+        """Return descriptors that become readable when a request arrives."""
         return () if self._listener is None else (self._listener.fileno(),)
 
     def open(self, path: str) -> None:
-        """Listen beside a daemon's socket; where that fails, only SIGHUP reloads.
+        """Listen beside a daemon's socket; if that fails, only SIGHUP reloads.
 
         Args:
             path: The daemon's socket; "" for none.
@@ -88,7 +88,7 @@ class ReloadListener:
         self._path, self._listener = path, listener
 
     def accept(self) -> bool:
-        """Take requests that have come; whether any has."""
+        """Accept pending requests; return True if there were any."""
         if self._listener is None:
             return False
         before = len(self._asking)
@@ -98,22 +98,22 @@ class ReloadListener:
         return len(self._asking) > before
 
     def answer(self, reloaded: Reloaded) -> None:
-        """Answer all requests that were taken."""
+        """Answer all accepted requests."""
         for connection in self._asking:
-            with connection, contextlib.suppress(OSError):  # whoever asked may have gone
+            with connection, contextlib.suppress(OSError):  # the client may have gone
                 connection.settimeout(_SEND_S)
                 connection.sendall(msgspec.json.encode(reloaded) + b"\n")
         self._asking.clear()
 
     def forget(self) -> None:
-        """In a forked process: close the supervisor's connections, and leave them alone."""
+        """Close the supervisor's connections in a forked process."""
         for connection in self._asking:
             connection.close()
         if self._listener is not None:
             self._listener.close()
 
     def close(self) -> None:
-        """Stop listening; unanswered requests end without an answer."""
+        """Stop listening; drop unanswered requests."""
         for connection in self._asking:
             connection.close()
         self._asking.clear()
@@ -128,14 +128,14 @@ class ReloadListener:
 
 
 def ask_reload(path: str, timeout_s: float) -> Reloaded:
-    """Have a daemon read its configuration again.
+    """Ask a daemon to reload its configuration, and return its reply.
 
     Args:
         path: The daemon's socket.
         timeout_s: Longest time to wait for the answer, in seconds.
 
     Raises:
-        ReloadError: The daemon refuses the configuration, and keeps the present one.
+        ReloadError: The daemon rejected the configuration and keeps the present one.
         ReloadUnavailable: No daemon answers.
     """
     place = f"{path}.reload"

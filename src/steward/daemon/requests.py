@@ -1,11 +1,12 @@
-"""What goes over the daemon's socket: a line of JSON asked, lines of JSON answered.
+"""Protocol of the daemon's socket: one line of JSON as request, lines of JSON as reply.
 
-A request is ``{"v":1,"action":"archive.list","args":{…}}``, one a connection. Whoever asks
-for somebody else adds ``"auth"``, the secret of that one's session or token, whoever wants it
-done once ``"key"``, and the pages' process ``"keep":true`` where it has more to ask on the same
-connection.
-The answer is ``{"item":…}`` for every item of a stream, and at last either
-``{"ok":true,"answer":{…}}`` or ``{"error":"…","exit_code":1,"kind":"Refused"}``.
+A request (`Ask`) is ``{"v":1,"action":"archive.list","args":{…}}``, one per connection. ``"auth"``
+adds the secret of a session or token to act for its owner; ``"key"`` is an idempotency key;
+``"keep":true`` lets the web server's process send more requests on the same connection.
+
+A reply (`Reply`) is ``{"item":…}`` for every item of a stream, then either
+``{"ok":true,"answer":{…}}`` or ``{"error":"…","exit_code":1,"kind":"Refused"}``. The functions
+below encode and decode these lines; `address` and `make_directory` serve socket paths.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ from steward.core.errors import (
 
 VERSION: Final = 1
 LONGEST_REQUEST: Final = 1 << 20
-"""Bytes of the longest request line that is read."""
+"""Maximum length of a request line, in bytes."""
 
 
 _LONGEST_ADDRESS: Final = 108
@@ -37,9 +38,9 @@ _NOTHING: Final = msgspec.Raw()
 
 @contextlib.contextmanager
 def address(path: str) -> Iterator[str]:
-    """A Unix socket's path in a form that the kernel takes, however long the path is.
+    """Return a Unix socket's path in a form that fits sun_path, however long it is.
 
-    A socket's address holds 107 bytes, unix(7); a link to its directory in /proc is shorter.
+    sun_path holds 107 bytes, unix(7); a link to the directory in /proc is shorter.
 
     Raises:
         OSError: The socket's directory cannot be reached.
@@ -55,10 +56,10 @@ def address(path: str) -> Iterator[str]:
 
 
 def make_directory(directory: str) -> None:
-    """Make the directory of a socket that all users connect to, whatever our umask.
+    """Make the directory of a socket for all users, whatever Steward's umask.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: The directory cannot be made.
     """
     if not os.path.isdir(directory):
         os.makedirs(directory, exist_ok=True)
@@ -66,15 +67,15 @@ def make_directory(directory: str) -> None:
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """A request.
+    """Request on the daemon's socket.
 
     Attributes:
         v: Version of the protocol.
-        action: Name of the action.
-        args: Its request as plain values.
-        auth: Secret of the session or token of whoever asks; "" for the peer itself.
+        action: The action's name.
+        args: The action's request as plain values.
+        auth: Secret of the caller's session or token; "" for the peer itself.
         keep: Whether another request follows on this connection.
-        key: A word of whoever asks: what changes something is done once under it.
+        key: Idempotency key of the caller; an action that changes something runs once per key.
     """
 
     v: int
@@ -86,15 +87,15 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One line of an answer.
+    """One line of a reply.
 
     Attributes:
-        ok: Set on the last line of an answer that is none of an error.
-        answer: The answer; on that last line, empty on others.
-        item: One item of a stream, empty on the last line.
-        error: One line that says what went wrong; this is the last line.
-        exit_code: What the command should exit with.
-        kind: The error's family: ``NotKnown``, ``Missing``, ``UsageError`` …; "" for none of them.
+        ok: Set on the last line of a successful reply.
+        answer: The answer, on that last line.
+        item: One item of a stream.
+        error: The error message; this is the last line.
+        exit_code: Exit code for the command.
+        kind: The error's class: ``NotKnown``, ``Missing``, ``UsageError`` …; "" for any other.
     """
 
     ok: bool = False
@@ -106,7 +107,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Busy(Unavailable):
-    """The daemon turned a connection away before it read the request: it can be sent again."""
+    """The daemon closed a connection before it read the request: it can be sent again."""
 
 
 _FAMILIES: tuple[type[StewardError], ...] = (
@@ -117,17 +118,17 @@ _decoder = msgspec.json.Decoder(Reply)
 
 
 def answer_line(answer: Any) -> bytes:
-    """The last line of an answer."""
+    """Encode the last line of a successful reply."""
     return _line(Reply(ok=True, answer=msgspec.Raw(_encoder.encode(answer))))
 
 
 def item_line(item: Any) -> bytes:
-    """The line of one item of a stream."""
+    """Encode one item of a stream."""
     return _line(Reply(item=msgspec.Raw(_encoder.encode(item))))
 
 
 def error_line(error: StewardError) -> bytes:
-    """The last line of an answer that went wrong."""
+    """Encode the last line of a failed reply."""
     kind = next((family.__name__ for family in _FAMILIES if isinstance(error, family)), "")
     text = str(error).encode("utf-8", "backslashreplace").decode()
     return _line(Reply(error=text or "failed", exit_code=error.exit_code, kind=kind))
@@ -136,21 +137,21 @@ def error_line(error: StewardError) -> bytes:
 def ask_line(
     action: str, request: Any, *, auth: str = "", keep: bool = False, key: str = ""
 ) -> bytes:
-    """The line that asks for an action."""
+    """Encode a request."""
     return _encoder.encode(Ask(VERSION, action, request, auth, keep, key)) + b"\n"
 
 
 def read_reply(line: bytes) -> Reply:
-    """A line of an answer.
+    """Decode one line of a reply.
 
     Raises:
-        msgspec.MsgspecError: It is none.
+        msgspec.MsgspecError: The line is malformed.
     """
     return _decoder.decode(line)
 
 
 def error_of(reply: Reply) -> StewardError:
-    """The error that a reply tells of, of the family that it was."""
+    """Convert an error reply to the exception that it names."""
     family = next((known for known in _FAMILIES if known.__name__ == reply.kind), StewardError)
     error = family(reply.error)
     error.exit_code = reply.exit_code or 1
@@ -158,5 +159,5 @@ def error_of(reply: Reply) -> StewardError:
 
 
 def _line(reply: Reply) -> bytes:
-    # JSON escapes newlines within strings, so that the only one is the line's end.
+    # JSON escapes newlines within strings, so the only newline ends the line.
     return _encoder.encode(reply) + b"\n"

@@ -1,4 +1,8 @@
-"""``steward serve``: the daemon, from its settings to its end."""
+"""Start of ``steward serve``: prepare the state directory and logs, then run the supervisor.
+
+`run` also reloads the configuration on SIGHUP and on request; `workers.parts_of` says which workers
+a configuration needs.
+"""
 
 import logging
 import os
@@ -27,12 +31,12 @@ def run(
     reload: Callable[[], Settings] | None = None,
     parts: Callable[[Settings], list[Part]] = parts_of,
 ) -> int:
-    """Run the daemon until SIGTERM or SIGINT; returns the exit code.
+    """Run the daemon until SIGTERM or SIGINT; return the exit code.
 
     Args:
-        settings: What to run.
-        reload: Reads the configuration again, on SIGHUP and on request.
-        parts: The processes that a configuration asks for.
+        settings: The configuration.
+        reload: Reads the configuration file again, on SIGHUP and on request.
+        parts: Returns the workers of a configuration.
 
     Raises:
         ServeError: The state directory cannot be used.
@@ -67,7 +71,7 @@ def _log(settings: Settings) -> None:
 
 
 def _prepare(settings: Settings) -> None:
-    """What must be there before the first process starts."""
+    """Create the state directory and check it before the first worker starts."""
     if not settings.cluster and not settings.consume:
         raise UsageError("the configuration has no cluster: add a [cluster.NAME] section")
     try:
@@ -80,10 +84,10 @@ def _prepare(settings: Settings) -> None:
             "place that may be written, or run this as the user whose it is",
             settings.state_dir,
         ) from error
-    # Each part says so of its own database; without the journal there is nothing to run for.
+    # Each worker checks its own database; without the journal nothing can run.
     refuse_newer_journal(settings.state_dir)
     for key, driver in needed_drivers(settings):
         if not driver.is_installed:
             log.warning("%s is unavailable: %s", ".".join(key), driver.missing)
-    # Databases and sockets of ours are nobody else's, whatever umask we were started with.
+    # Steward's databases and sockets are private, whatever umask it was started with.
     os.umask(0o077)

@@ -1,11 +1,10 @@
-"""The Unix socket that commands ask the daemon through.
+"""Unix socket server of the daemon: accepts requests of commands, one forked process for each.
 
-Whoever connects is known by SO_PEERCRED, so the socket is open to all. A request
-is read here until it is whole, without a process: whoever connects and says nothing
-costs a descriptor. Then a process of its own serves the connection: a request that
-crashes or never ends costs that one process. Connections, requests a second and the
-memory of each process are bounded for each user, connections also in all. Clients try
-again for some seconds where they are turned away.
+SO_PEERCRED identifies each peer, so the socket is open to all users. `SocketServer` reads a request
+until it is complete, so a silent peer costs only a descriptor; then it forks a process that serves
+the connection (`answers.py`), so a request that crashes or hangs costs only that process.
+Connections, request rates and the memory of each process are limited per user, connections also in
+total. Clients retry for some seconds when turned away.
 """
 
 import contextlib
@@ -34,7 +33,9 @@ log = logging.getLogger(__name__)
 _PEERCRED = struct.Struct("3i")
 _BACKLOG = 1024
 _IDLE_S = 10.0
+"""Longest wait without connections, in seconds."""
 _BUSY_S = 0.5
+"""Longest wait with connections, in seconds."""
 _ACCEPT_AT_ONCE = 256
 _PIECE = 1 << 18
 _SAY_AGAIN_S = 60.0
@@ -45,14 +46,14 @@ class SocketError(StewardError):
 
 
 def peer_uid(connection: socket.socket) -> int:
-    """Ask the kernel for the uid of a Unix socket's peer."""
+    """Return the uid of a Unix socket's peer, from SO_PEERCRED."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
     uid: int = _PEERCRED.unpack(raw)[1]
     return uid
 
 
 class _Waiting:
-    """A connection whose request is not whole yet."""
+    """Connection whose request is incomplete."""
 
     def __init__(self, connection: socket.socket, uid: int) -> None:
         self.connection = connection
@@ -61,11 +62,11 @@ class _Waiting:
         self.line = bytearray()
 
     def read(self) -> bool:
-        """Read what has come; whether that is all of the request.
+        """Read available bytes; return True if the request is complete.
 
         Raises:
-            EOFError: The peer went away, and asks nothing.
-            ActionError: The request is longer than one may be.
+            EOFError: The peer disconnected without a request.
+            ActionError: The request is too long.
         """
         while True:
             try:
@@ -85,12 +86,12 @@ class _Waiting:
 
 
 class SocketServer:
-    """Has a service answer whoever connects.
+    """Server that forks a process to answer each connection.
 
     Args:
-        path: Where the socket is made.
-        service: Answers, in a process for each connection.
-        is_kept: Whether a uid may ask several things on a connection: the pages' process.
+        path: Path of the socket.
+        service: Answers requests, in a process for each connection.
+        is_kept: Whether a uid, the web server's, may send several requests on a connection.
         uid_of: Returns the uid of a connection's peer.
     """
 
@@ -114,7 +115,7 @@ class SocketServer:
         self._said: dict[int, float] = {}
 
     def run(self, stop: Stop, beat: Callable[[], None]) -> None:
-        """Serve until the Stop is raised; requests that are being answered then are ended.
+        """Serve until the Stop is raised; requests in progress are then aborted.
 
         Raises:
             SocketError: The socket cannot be made.
@@ -137,7 +138,7 @@ class SocketServer:
                 self._end_all()
 
     def _look(self, listener: socket.socket) -> None:
-        """Read what has come on the connections, then accept others."""
+        """Read from connections that have data, then accept new ones."""
         for fd, _ in self._watched.poll(0):
             waiting = self._waiting.get(fd)
             if waiting is not None:
@@ -146,21 +147,22 @@ class SocketServer:
                 self._accept(listener)
 
     def _accept(self, listener: socket.socket) -> None:
+        """Accept pending connections."""
         for _ in range(_ACCEPT_AT_ONCE):
             try:
                 connection, _address = listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
-                # The peer may have gone already; where we are short of descriptors, a
-                # pause lets the serving processes end.
+                # The peer may have gone already; if descriptors are short, a pause lets serving
+                # processes end.
                 log.warning("cannot accept a connection: %s", error)
                 time.sleep(0.05)
                 return
             self._take(connection, listener)
 
     def _take(self, connection: socket.socket, listener: socket.socket) -> None:
-        """Read a new connection's request as far as it has come."""
+        """Accept a new connection and read what its request has so far."""
         connection.setblocking(False)
         uid = self._uid_of(connection)
         busy = self._busy(uid)
@@ -174,7 +176,7 @@ class SocketServer:
         self._read(waiting, listener)
 
     def _make_room(self) -> None:
-        """Let the oldest connections go of whoever has most that wait, where there are too many."""
+        """Drop the oldest connection of the user with most of them, while too many wait."""
         while self._waiting and (
             len(self._waiting) >= self._limits.waiting
             or sum(len(one.line) for one in self._waiting.values()) > self._limits.waiting_bytes
@@ -185,6 +187,7 @@ class SocketServer:
             self._turn_away(oldest.connection, uid, "the daemon is busy: try again in a moment")
 
     def _read(self, waiting: _Waiting, listener: socket.socket) -> None:
+        """Read from a connection; serve it once its request is complete."""
         try:
             if not waiting.read():
                 return
@@ -209,6 +212,7 @@ class SocketServer:
         self._watched.unregister(waiting.connection)
 
     def _give_up_slow(self) -> None:
+        """Drop connections whose request did not come in time."""
         before = time.monotonic() - self._limits.request_s
         for waiting in [one for one in self._waiting.values() if one.since <= before]:
             self._forget(waiting)
@@ -218,7 +222,7 @@ class SocketServer:
     def _start(
         self, connection: socket.socket, listener: socket.socket, uid: int, line: bytes
     ) -> None:
-        """Have a process serve a connection whose request is whole."""
+        """Fork a process that serves a connection with a complete request."""
         connection.setblocking(True)
         parent = os.getpid()
         try:
@@ -236,11 +240,11 @@ class SocketServer:
         _say_last(connection, Busy(why))
 
     def _is_free(self, uid: int) -> bool:
-        """Whether a user's requests are not counted: root's, ours, the pages' process's."""
+        """Return True for users without a rate limit: root, Steward's own, the web server's."""
         return uid in (0, os.geteuid()) or self._is_kept(uid)
 
     def _busy(self, uid: int) -> str:
-        """Why a user cannot be served now; "" if nothing speaks against it."""
+        """Return why a user cannot be served now; "" if they can."""
         if uid in (0, os.geteuid()):
             return ""
         mine = sum(1 for owner in self._serving.values() if owner == uid)
@@ -254,13 +258,14 @@ class SocketServer:
         return ""
 
     def _say_turned_away(self, uid: int, why: str) -> None:
-        """Log it once in a while: whoever is turned away may come thousands of times a second."""
+        """Log a rejected connection, at most once in a while per user."""
         now = time.monotonic()
         if uid not in self._said or now - self._said[uid] >= _SAY_AGAIN_S:
             self._said[uid] = now
             log.warning("turned away uid %d: %s", uid, why)
 
     def _reap(self) -> None:
+        """Reap ended processes, and end what aborted ones had started."""
         is_broken_off = False
         while self._serving:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -269,15 +274,16 @@ class SocketServer:
             uid = self._serving.pop(pid, None)
             code = os.waitstatus_to_exitcode(status)
             if uid is None:
-                continue  # it was started by one that was broken off
+                continue  # a child of an aborted process
             is_broken_off = is_broken_off or code != 0
             if code < 0:
                 log.warning("the process that served uid %d ended by signal %d", uid, -code)
         if is_broken_off:
-            # Slurm's commands wait for a slurmctld that hangs, and nobody is left to time them out.
+            # End Slurm commands that wait for a hung slurmctld: nothing else would time them out.
             end_below(os.getpid(), self._serving)
 
     def _end_all(self) -> None:
+        """End all serving processes."""
         end_below(os.getpid())
         for pid in self._serving:
             os.kill(pid, signal.SIGKILL)
@@ -294,7 +300,7 @@ class SocketServer:
         line: bytes,
         parent: int,
     ) -> int:
-        """In the new process: serve one connection; the exit code."""
+        """Serve one connection in the forked process; return the exit code."""
         try:
             _become_expendable(parent)
             listener.close()
@@ -312,20 +318,20 @@ class SocketServer:
 
 
 def _say_last(connection: socket.socket, error: StewardError) -> None:
-    """Tell a peer why it is not served, and let it go; also where it does not read that."""
+    """Send a peer an error and close its connection, even if it does not read."""
     with connection, contextlib.suppress(OSError):
         connection.send(error_line(error))
 
 
 def _become_expendable(parent: int) -> None:
-    """End with the process that accepts connections, and by the plain effect of any signal."""
+    """Let this process end with its parent, and by the default effect of signals."""
     end_with(parent)
     for number in (signal.SIGTERM, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
 
 
 def _bound_memory(most: int) -> None:
-    """Let this process take so many bytes more than it has; its own data, not mapped files."""
+    """Limit this process's private data to this many bytes more than it has now."""
     with open("/proc/self/statm", "rb") as file:
         pages = int(file.read().split()[5])
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -337,7 +343,7 @@ def _bound_memory(most: int) -> None:
 
 @contextlib.contextmanager
 def listening(path: str) -> Iterator[socket.socket]:
-    """A listening socket that everybody may connect to; removed at the end.
+    """Listen on a socket that all users may connect to; remove it at the end.
 
     Raises:
         SocketError: Another daemon listens there, or the socket cannot be made.
@@ -366,7 +372,7 @@ def listening(path: str) -> Iterator[socket.socket]:
 
 
 def _make_way(path: str) -> None:
-    """Make the socket's directory, and remove what a daemon that was killed left there."""
+    """Make the socket's directory, and remove the socket of a killed daemon."""
     directory = os.path.dirname(path)
     make_directory(directory)
     if not os.stat(directory).st_mode & stat.S_IXOTH:
@@ -383,7 +389,7 @@ def _make_way(path: str) -> None:
             with address(path) as name:
                 probe.connect(name)
         except (ConnectionRefusedError, FileNotFoundError):
-            pass  # nobody listens: it is a left-over
+            pass  # nobody listens: a stale socket
         else:
             raise SocketError(f"another daemon listens on {path}: stop it first", path)
     with contextlib.suppress(FileNotFoundError):
@@ -391,7 +397,7 @@ def _make_way(path: str) -> None:
 
 
 def _remove_own(path: str, own: os.stat_result) -> None:
-    """Remove the socket, unless another daemon has put its own there meanwhile."""
+    """Remove the socket, unless another daemon has replaced it."""
     try:
         found = os.lstat(path)
         if (found.st_dev, found.st_ino) == (own.st_dev, own.st_ino):

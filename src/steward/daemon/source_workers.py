@@ -1,4 +1,9 @@
-"""The parts ``jobcomp.CLUSTER``: each follows the lines that a slurmctld on this host writes."""
+"""Workers of the daemon that run sources: jobcomp lines, the sensor, and Kafka topics.
+
+`lines_parts` and `sensor_parts` return a `Part` for each cluster. `source_of` makes the source of
+one Kafka topic; `orphans_of_others` recovers captured files whose events were lost, of clusters
+that only Kafka messages name. Queue polls and spool capture are in `workers.py`.
+"""
 
 import logging
 from collections.abc import Callable
@@ -19,11 +24,12 @@ from steward.extensions.kafka import KafkaSource, LatelyPurged, Taking
 
 _JOURNAL: Final = ("journal",)
 _JOBCOMP_HANG_S: Final = 300.0
-"""Appending waits for the journal, which may be away for long."""
+"""Time without a heartbeat after which a jobcomp worker counts as hung, in seconds: appending waits
+for the journal, which may be down for long."""
 
 
 def lines_parts(settings: Settings) -> list[Part]:
-    """The processes that follow the clusters' ``jobcomp_lines``."""
+    """Return the workers that follow the clusters' ``jobcomp_lines`` files."""
     return [
         _following(settings, cluster)
         for cluster, of in settings.cluster.items()
@@ -32,6 +38,8 @@ def lines_parts(settings: Settings) -> list[Part]:
 
 
 def _following(settings: Settings, cluster: str) -> Part:
+    """Return the worker that follows a cluster's jobcomp lines."""
+
     def run(stop: Stop, beat: Beat) -> None:
         from steward.capture.jobcomp import JobcompLines, Places
         from steward.core.redaction import redactor_of
@@ -51,11 +59,12 @@ def _following(settings: Settings, cluster: str) -> Part:
 
 
 _SENSOR_HANG_S: Final = 600.0
-"""Several commands that take as long as they may, one after the other, are no hang."""
+"""Time without a heartbeat after which a sensor counts as hung, in seconds: several slow commands
+in a row are no hang."""
 
 
 def sensor_parts(settings: Settings) -> list[Part]:
-    """The processes that watch states; none where [sensor] is not enabled."""
+    """Return the workers of the sensor; none unless [sensor] is enabled."""
     if not settings.sensor.enabled:
         return []
     return [
@@ -66,6 +75,8 @@ def sensor_parts(settings: Settings) -> list[Part]:
 
 
 def _watching(settings: Settings, cluster: str) -> Part:
+    """Return the worker that runs a cluster's sensor."""
+
     def run(stop: Stop, beat: Beat) -> None:
         from steward.capture.sensor import sensor
 
@@ -84,14 +95,14 @@ log = logging.getLogger(__name__)
 def source_of(
     settings: Settings, name: str, reader: JournalReader, append: Append, *, once: bool = False
 ) -> KafkaSource:
-    """What takes in the topic ``name``.
+    """Make the source that consumes the Kafka topic ``name``.
 
     Args:
-        settings: The whole configuration.
-        name: The topic's name in it.
-        reader: The journal, for reading.
+        settings: The configuration.
+        name: The topic's name in the configuration.
+        reader: Reader of the journal.
         append: Appends events durably.
-        once: Whether it is only for what is in the topic now.
+        once: Whether to consume only the messages that are in the topic now.
     """
     taking = Taking(
         redactor_of(settings),
@@ -111,9 +122,9 @@ def source_of(
 
 
 def orphans_of_others(settings: Settings, reader: JournalReader) -> list[Event]:
-    """The events of kept bytes that lost theirs, of clusters that are not in the configuration.
+    """Recover events of stored scripts without one, of clusters not in the configuration.
 
-    Their messages may come again, or may have left the topic meanwhile.
+    Their Kafka messages may come again, or may have left the topic.
     """
     found: list[Event] = []
     known = Known(settings.state_dir, reader)
@@ -129,11 +140,12 @@ def orphans_of_others(settings: Settings, reader: JournalReader) -> list[Event]:
                     lambda _job_id: True,
                 )
         except Unavailable as error:
-            # The next start looks again; meanwhile nothing in there can be lost.
+            # The next start retries; meanwhile nothing in the store can be lost.
             log.debug("no orphans are looked for in %s: %s", store.directory, error)
     known.close()
     return found
 
 
 def _asked(ask: Callable[[str, str], bool], cluster: str) -> Callable[[int, int], bool]:
+    """Bind a journal query to a cluster; the result takes job id and mtime."""
     return lambda job_id, mtime_ns: ask(cluster, script_key(job_id, mtime_ns))

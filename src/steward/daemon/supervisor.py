@@ -1,7 +1,12 @@
-"""Tells systemd how we are (sd_notify): ready, reloading, stopping, alive.
+"""Supervisor of the daemon: forks one process per worker, restarts it, and reports to systemd.
 
-The protocol is the one of systemd's sd_notify(3): a datagram of ``NAME=value``
-lines to the socket in ``NOTIFY_SOCKET``. Without it everything here does nothing.
+`Part` describes a worker: its name, main function and heartbeat time-out. `Supervisor.run` starts
+the workers in order, restarts one that ends or hangs with a back-off, reloads the configuration on
+SIGHUP or request, writes each worker's status (`PartLine`), and ends all at SIGTERM. Heartbeats and
+last errors are in memory shared with the workers.
+
+`Notifier` implements sd_notify(3): datagrams of ``NAME=value`` lines to the socket in
+``NOTIFY_SOCKET``; without that variable it does nothing.
 """
 
 import ctypes
@@ -33,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 class Notifier:
-    """The service manager's ear, if it has lent us one."""
+    """Sends READY, RELOADING, STOPPING and WATCHDOG to systemd, if it listens."""
 
     def __init__(self) -> None:
         self._address = os.environ.pop("NOTIFY_SOCKET", "")
@@ -42,7 +47,7 @@ class Notifier:
         self._alive_at = 0.0
 
     def send(self, *lines: str) -> None:
-        """Say something; a service manager that does not listen is no reason to stop."""
+        """Send lines to systemd; log a failure and go on."""
         if not self._address:
             return
         address = self._address
@@ -56,19 +61,19 @@ class Notifier:
             log.warning("cannot notify the service manager at %s: %s", self._address, error)
 
     def ready(self) -> None:
-        """All parts are running."""
+        """Report that all workers run."""
         self.send("READY=1", f"STATUS=running, process {os.getpid()}")
 
     def reloading(self) -> None:
-        """The configuration is being read again; :meth:`ready` ends it."""
+        """Report that the configuration is being reloaded; :meth:`ready` ends it."""
         self.send("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def stopping(self) -> None:
-        """The end has begun."""
+        """Report that the daemon is stopping."""
         self.send("STOPPING=1")
 
     def alive(self) -> None:
-        """Pat the watchdog, when it is due."""
+        """Send the watchdog's keep-alive when it is due."""
         now = time.monotonic()
         if self._watchdog_s and now >= self._alive_at:
             self._alive_at = now + self._watchdog_s
@@ -78,24 +83,28 @@ class Notifier:
 _PR_SET_NAME = 15
 _STAMP = struct.Struct("=d")
 _SAID = struct.Struct("=H510s")
-"""What a part said as it failed: its length, and the text."""
+"""A worker's last error: its length, and the text."""
 _HELD = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
 _STABLE_S = 30.0
+"""Time of running after which a worker's back-off is reset, in seconds."""
 _STOP_LAST_S = 0.7
+"""Longest time for the ``last`` workers to end, in seconds."""
 _READY_S = 20.0
+"""Longest time before the daemon reports readiness, in seconds."""
 
 Beat = Callable[[], None]
+"""Heartbeat: the worker calls it regularly to show that it is alive."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One process's work.
+    """A worker: the work of one process.
 
     Attributes:
-        name: As it is shown in logs and in ps.
-        run: Does the work until the Stop is raised, beating at least every ``hang_s`` / 2.
-        after: Parts that should have beaten once before this one starts.
-        last: Whether it is stopped only when all others have ended.
-        hang_s: Seconds without a beat after which it counts as hung.
+        name: Its name in logs and in ps.
+        run: Works until the Stop is raised; calls Beat at least every ``hang_s`` / 2.
+        after: Workers that should have sent a heartbeat before this one starts.
+        last: Whether it is stopped only after all others have ended.
+        hang_s: Seconds without a heartbeat after which it counts as hung.
     """
 
     name: str
@@ -120,7 +129,7 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Child:
-    """What the supervisor knows of one part."""
+    """State of one worker in the supervisor."""
 
     def __init__(self, part: Part, slot: int) -> None:
         self.part = part
@@ -136,7 +145,7 @@ class _Child:
         self.error_at: datetime | None = None
 
     def standing(self) -> PartLine:
-        """How it stands, for others to read."""
+        """Return the worker's status."""
         return PartLine(
             name=self.part.name,
             pid=self.pid,
@@ -148,17 +157,18 @@ class _Child:
 
 
 Tell = Callable[[Sequence[PartLine]], None]
+"""Callback that publishes the status of all workers."""
 
 
 class Supervisor:
-    """Runs parts until told to stop.
+    """Runs workers until SIGTERM, and restarts those that end or hang.
 
     Args:
-        parts: What to run, in the order in which to start it.
-        reload: Called on SIGHUP and on request; returns the parts of the new configuration,
-            or raises StewardError to keep the present ones.
-        tell: Is told how the parts stand whenever that has changed.
-        listener: Takes requests for a reload.
+        parts: The workers, in the order in which to start them.
+        reload: Called on SIGHUP and on request; returns the workers of the new configuration, or
+            raises StewardError to keep the present ones.
+        tell: Called with the workers' status whenever it changes.
+        listener: Accepts requests for a reload.
         timing: Waiting times. Defaults if None.
     """
 
@@ -187,17 +197,17 @@ class Supervisor:
         self._adopt(parts)
 
     def run(self) -> int:
-        """Supervise until SIGTERM or SIGINT; the exit code."""
+        """Supervise until SIGTERM or SIGINT; return the exit code."""
         self._take_signals()
         adopt_orphans()
-        # Collecting garbage would touch, and so copy, every page the parts share.
+        # A garbage collection would touch, and so copy, every page shared with the workers.
         gc.collect()
         gc.freeze()
         while not self._stop.is_set():
             self._reap()
             self._start_due()
             self._kill_hung()
-            # Who is told that all is ready may ask at once how each part stands.
+            # Write the status before announcing readiness: a client may read it at once.
             self._tell_standings()
             self._announce()
             self._notifier.alive()
@@ -209,7 +219,7 @@ class Supervisor:
             if self._stop.wait(wait_s, self._wake_read, *fds):
                 with suppress(BlockingIOError):
                     os.read(self._wake_read, 512)
-                # A request that comes while parts begin waits until these are answered for.
+                # A reload request that arrives while workers start waits until they are ready.
                 if fds and self._listener.accept():
                     self._hangup = True
         self._notifier.stopping()
@@ -221,7 +231,8 @@ class Supervisor:
         return 0
 
     def _adopt(self, parts: Sequence[Part]) -> None:
-        # New stamps: a part of the former configuration may have been left behind, beating.
+        """Replace the list of workers, keeping restart counts and errors of those that stay."""
+        # New heartbeats: a worker of the former configuration may still run and beat.
         self._stamps = mmap.mmap(-1, mmap.PAGESIZE)
         self._said = mmap.mmap(-1, max(1, len(parts)) * _SAID.size)
         before = {child.part.name: child for child in self._children}
@@ -248,6 +259,7 @@ class Supervisor:
         return float(_STAMP.unpack_from(self._stamps, child.slot * _STAMP.size)[0])
 
     def _start_due(self) -> None:
+        """Start workers that do not run and whose wait is over."""
         now = time.monotonic()
         beaten = {child.part.name for child in self._children if self._stamp(child)}
         for child in self._children:
@@ -259,13 +271,14 @@ class Supervisor:
             self._start(child)
 
     def _start(self, child: _Child) -> None:
+        """Fork a worker's process."""
         _STAMP.pack_into(self._stamps, child.slot * _STAMP.size, 0.0)
         _SAID.pack_into(self._said, child.slot * _SAID.size, 0, b"")
         child.started = time.monotonic()
         child.since = datetime.now(UTC)
         child.killed = False
         supervisor = os.getpid()
-        # A signal between fork and the part's own handlers would raise the supervisor's flag.
+        # A signal between fork and the worker's own handlers would raise the supervisor's flag.
         held = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
         try:
             _flush()
@@ -273,7 +286,7 @@ class Supervisor:
             if pid == 0:
                 self._become(child, supervisor, held)
         except Exception as error:
-            # A limit on processes, no memory, a refusing hook: the other parts go on.
+            # A process limit, no memory, a failing hook: the other workers go on.
             why = error.strerror if isinstance(error, OSError) else repr(error)
             self._start_later(child, f"cannot be started: {why}")
             return
@@ -283,18 +296,18 @@ class Supervisor:
         log.debug("%s runs as process %d", child.part.name, pid)
 
     def _become(self, child: _Child, supervisor: int, mask: set[signal.Signals | int]) -> NoReturn:
-        """In the new process: do the part's work, and end, whatever happens."""
+        """In the new process: run the worker, then exit, whatever happens."""
         code = 1
         try:
             code = self._be(child, supervisor, mask)
         except BaseException:
-            # It must not go on as a second supervisor.
+            # The child must not go on as a second supervisor.
             log.exception("%s cannot begin or end in order", child.part.name)
         finally:
             os._exit(code)
 
     def _be(self, child: _Child, supervisor: int, mask: set[signal.Signals | int]) -> int:
-        """In the new process: do the part's work; the exit code."""
+        """In the new process: run the worker; return the exit code."""
         end_with(supervisor)
         self._listener.forget()
         name = f"steward {child.part.name}".encode()[:15]
@@ -336,6 +349,7 @@ class Supervisor:
         return 0
 
     def _reap(self) -> None:
+        """Reap ended processes."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -348,6 +362,7 @@ class Supervisor:
                     self._ended(child, status)
 
     def _ended(self, child: _Child, status: int) -> None:
+        """Handle the end of a worker: schedule its restart, and end its children."""
         child.pid = 0
         _STAMP.pack_into(self._stamps, child.slot * _STAMP.size, 0.0)
         if self._stop.is_set():
@@ -360,16 +375,16 @@ class Supervisor:
         hung = "it did not move any more, and was ended" if child.killed else ""
         self._start_later(child, how, said[:length].decode("utf-8", "replace") or hung)
         child.restarts += 1
-        # What it had started is nobody's to wait for, or to time out.
+        # Nothing else waits for the processes that it had started, or times them out.
         end_below(os.getpid(), {other.pid for other in self._children})
 
     def _start_later(self, child: _Child, why: str, error: str = "") -> None:
-        """Start a part again after its back-off.
+        """Restart a worker after its back-off.
 
         Args:
-            child: The part.
-            why: What became of it, for the log.
-            error: Its own words; "" for ``why``.
+            child: The worker.
+            why: How it ended, for the log.
+            error: Its own error message; "" for ``why``.
         """
         wait_s = child.backoff.next_s()
         child.start_at = time.monotonic() + wait_s
@@ -378,13 +393,14 @@ class Supervisor:
         log.warning("part %s %s; starting it again in %.1f s", child.part.name, why, wait_s)
 
     def _tell_standings(self) -> None:
+        """Report the workers' status if it changed."""
         standings = [child.standing() for child in self._children]
         if standings == self._told:
             return
         try:
             self._tell(standings)
         except StatusWriteError as error:
-            # Tried again at the next turn, and said once.
+            # Retried at the next turn, and logged once.
             if standings != self._untold:
                 log.warning("how the parts stand is not written down yet: %s", error)
             self._untold = standings
@@ -392,6 +408,7 @@ class Supervisor:
             self._told = standings
 
     def _kill_hung(self) -> None:
+        """Kill workers without a recent heartbeat."""
         now = time.monotonic()
         for child in self._children:
             since = self._stamp(child) or child.started
@@ -406,7 +423,7 @@ class Supervisor:
                 os.kill(child.pid, signal.SIGKILL)
 
     def _announce(self) -> None:
-        """Tell the service manager once that everything is up."""
+        """Tell systemd once that all workers are ready."""
         if self._announced:
             return
         waiting = tuple(one.part.name for one in self._children if not self._stamp(one))
@@ -417,6 +434,7 @@ class Supervisor:
             log.info("ready: %s", ", ".join(child.part.name for child in self._children))
 
     def _reload_parts(self) -> None:
+        """Reload the configuration and restart all workers; keep the present one on errors."""
         if self._reload is None:
             self._listener.answer(Reloaded(error="this daemon has no configuration file"))
             return
@@ -434,7 +452,7 @@ class Supervisor:
         self._announced = False
 
     def _end_all(self) -> list[str]:
-        """End the parts, the last ones last; the names of those that cannot be ended."""
+        """End all workers, the ``last`` ones last; return the names of those that do not end."""
         early = [child for child in self._children if not child.part.last]
         late = [child for child in self._children if child.part.last]
         self._end(early, self._timing.stop_s)
@@ -462,7 +480,7 @@ class Supervisor:
 
 
 def _flush() -> None:
-    """Write out what is buffered: a new process would write it a second time."""
+    """Flush standard output and error: a forked process would write their buffers again."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # a full disk, a closed pipe: parts run all the same
+        with suppress(OSError, ValueError):  # a full disk, a closed pipe: workers run anyway
             stream.flush()

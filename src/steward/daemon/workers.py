@@ -1,7 +1,12 @@
-"""What a process that answers pages would import at its first question, imported before it starts.
+"""Workers that a configuration needs, and how each connects sources, journal and consumers.
 
-The process that accepts connections forks one for each; what it has imported, they all
-have. Only where there are pages is that worth its memory: command lines wait a little.
+`parts_of` returns the list for the supervisor. ``run_...`` functions are the main functions of
+worker processes: journal, capture, queue polls, receivers of controllers and compute nodes, Kafka,
+mover, socket. `sink_makers`, `consumer_makers` and `slurm_makers` make consumers; `capturing` and
+`orphans_of` assemble spool capture and its crash recovery (also for `once.py`).
+
+`preload` imports what web pages need before the socket's process forks: all its children share the
+modules. Only with a web server is that worth the memory; command lines can wait a little.
 """
 
 import importlib
@@ -46,13 +51,14 @@ from steward.slurm import Slurm
 
 
 def preload(settings: Settings) -> None:
-    """Import what the pages' questions need."""
+    """Import the modules that requests of web pages need."""
     for name in _needed(settings):
         importlib.import_module(name)
     operations()
 
 
 def _needed(settings: Settings) -> Iterator[str]:
+    """Yield the names of modules that requests of web pages need."""
     yield "ClusterShell.NodeSet"
     yield "steward.automation.rules.rulebook"
     yield "steward.automation.rules.templates"
@@ -71,14 +77,14 @@ JOURNAL = "journal"
 _MOVER_HANG_S = 3600.0
 _FEEDING_HANG_S = 300.0
 _BACKGROUND = 10
-"""Niceness of what must not hold up the archive: indexing may take seconds longer."""
+"""Niceness of workers that must not delay the archive: indexing may take seconds longer."""
 
 
 def parts_of(settings: Settings) -> list[Part]:
-    """The processes that a configuration asks for, in the order in which they start.
+    """Return the workers that a configuration needs, in the order in which they start.
 
     Raises:
-        UsageError: It is the configuration of a controller.
+        UsageError: The configuration is a controller's.
     """
     if settings.forward.to:
         raise UsageError("the configuration has [forward]: start 'steward controller' with it")
@@ -126,24 +132,25 @@ def parts_of(settings: Settings) -> list[Part]:
 
 
 def sink_makers(settings: Settings) -> dict[str, MakeConsumer]:
-    """For each sink its consumer's name and how to make it."""
+    """Return the factory of each sink's consumer, by name."""
     return {f"archive.{name}": partial(_sink, settings, name) for name in settings.archive.sink}
 
 
 def _sink(settings: Settings, name: str) -> Consumer:
+    """Make a sink's consumer, and prepare its directories if possible."""
     sink = make_sink(settings, name)
     if isinstance(sink, FilesSink):
         try:
-            # Capture starts after the sinks: it then finds the store that it prefers.
+            # Capture starts after the sinks, and then finds the store that it prefers.
             sink.prepare()
         except Unavailable as error:
-            # The feed tries again, and says so where 'steward journal status' shows it.
+            # The feed retries; 'steward journal status' shows it.
             log.debug("%s is not ready: %s", sink.name, error)
     return sink
 
 
 def consumer_makers(settings: Settings) -> dict[str, MakeConsumer]:
-    """For each consumer within the state directory its name and how to make it."""
+    """Return the factory of each consumer in the state directory, by name."""
     makers: dict[str, MakeConsumer] = {
         JobsConsumer.name: lambda: JobsConsumer(settings),
         HistoryConsumer.name: lambda: HistoryConsumer(settings),
@@ -157,15 +164,15 @@ def consumer_makers(settings: Settings) -> dict[str, MakeConsumer]:
 
 
 def slurm_makers(settings: Settings, cluster: str) -> list[MakeConsumer]:
-    """How to make the sources that ask a cluster's Slurm, for a process of their own.
+    """Return factories of the sources that query a cluster's Slurm, for a process of their own.
 
-    Not in the journal's: taking in twenty thousand jobs would hold up its commits.
+    Not the journal's process: reading twenty thousand jobs would delay its commits.
     """
     return [partial(snapshots_of, settings, cluster), partial(_standings, settings, cluster)]
 
 
 def snapshots_of(settings: Settings, cluster: str) -> Consumer:
-    """The source that looks at a cluster's queue."""
+    """Make the source that polls a cluster's queue."""
     from steward.capture.queue_polls import Snapshots
 
     known = partial(unfinished_of, settings, cluster)
@@ -174,18 +181,18 @@ def snapshots_of(settings: Settings, cluster: str) -> Consumer:
         *(cluster, settings.cluster[cluster]),
         unfinished=known,
         redact=redact,
-        # On a controller it is the gate that tells that there is a bank elsewhere.
+        # On a controller, the gate implies that there is a bank elsewhere.
         tells_looks=settings.bank.enabled or bool(settings.gate.ask),
         looked=partial(Looks(settings.state_dir).put, cluster),
     )
 
 
 def unfinished_of(settings: Settings, cluster: str) -> list[JobRecord]:
-    """The latest records of a cluster's jobs that are not over as far as is known here."""
+    """List the latest records of a cluster's jobs that have not ended as far as is known."""
     try:
         reader = JournalReader(settings.state_dir)
     except SqliteUnavailable:
-        # The first start: nothing is known yet, so nothing can have ended meanwhile.
+        # The first start: no jobs are known, so none can have ended meanwhile.
         return []
     with closing(reader):
         if settings.forward.to:
@@ -196,17 +203,19 @@ def unfinished_of(settings: Settings, cluster: str) -> list[JobRecord]:
 
 
 def _unfinished_in_jobs(settings: Settings, cluster: str) -> tuple[list[JobRecord], int]:
+    """List unfinished jobs in the jobs database, with its journal position."""
     try:
         jobs = Jobs(database_path(settings.state_dir))
     except SqliteUnavailable:
-        return [], 0  # It is not made yet.
+        return [], 0  # the database does not exist yet
     with closing(jobs):
-        # Taken in again, events say no less; not taken in, they would be missing.
+        # Events applied twice are harmless; events left out would be missing.
         position = jobs.cursor()
         return jobs.unfinished(cluster), position
 
 
 def _standings(settings: Settings, cluster: str) -> Consumer:
+    """Make the source that reads a cluster's administrators and coordinators."""
     from steward.capture.associations import StandingSource
     from steward.core.access import Standings
     from steward.slurm import Slurm
@@ -223,6 +232,8 @@ def _feeding(
     registered: bool = True,
     niceness: int = 0,
 ) -> Part:
+    """Return a worker that feeds consumers."""
+
     def run(stop: Stop, beat: Beat) -> None:
         os.nice(niceness)
         run_consumers(settings, makers, stop, beat, registered=registered)
@@ -243,7 +254,7 @@ def _receiving(settings: Settings, after: tuple[str, ...]) -> Part:
 
 
 def nodes_part(settings: Settings) -> Part:
-    """The process that takes in what compute nodes send."""
+    """Return the worker that receives data from compute nodes."""
     run = partial(run_nodes, settings)
     return Part(name="nodes", run=run, after=(JOURNAL,), hang_s=_FEEDING_HANG_S)
 
@@ -254,12 +265,12 @@ def _consuming(settings: Settings, name: str, after: tuple[str, ...]) -> Part:
 
 
 def run_journal(settings: Settings, stop: Stop, beat: Beat) -> None:
-    """The process of the journal's writer."""
+    """Run the journal's writer."""
     JournalServer(settings.state_dir, settings.journal, stores_of(settings)).run(stop, beat)
 
 
 def run_receiving(settings: Settings, stop: Stop, beat: Beat) -> None:
-    """The process that takes in what controllers on other hosts report."""
+    """Run the receiver of events from controllers on other hosts."""
     from steward.extensions.controllers import Receiver
 
     link = JournalLink(settings.state_dir, stop)
@@ -275,7 +286,7 @@ def run_receiving(settings: Settings, stop: Stop, beat: Beat) -> None:
 
 
 def run_nodes(settings: Settings, stop: Stop, beat: Beat) -> None:
-    """The process that takes in what agents on compute nodes send."""
+    """Run the receiver of data from agents on compute nodes."""
     from steward.capture.nodes.receiver import NodeReceiver
 
     link = JournalLink(settings.state_dir, stop)
@@ -286,7 +297,7 @@ def run_nodes(settings: Settings, stop: Stop, beat: Beat) -> None:
 
 
 def run_consuming(settings: Settings, name: str, stop: Stop, beat: Beat) -> None:
-    """The process that takes a topic of Kafka in."""
+    """Run the consumer of a Kafka topic."""
     from steward.daemon.source_workers import orphans_of_others, source_of
 
     link = JournalLink(settings.state_dir, stop)
@@ -297,7 +308,7 @@ def run_consuming(settings: Settings, name: str, stop: Stop, beat: Beat) -> None
 
 
 def run_mover(settings: Settings, name: str, stop: Stop, beat: Beat) -> None:
-    """The process that moves a sink's files on; it may hang on a dead mount, alone."""
+    """Run the mover of a sink's files; a dead mount hangs only this process."""
     from steward.archive.files.mover import Mover
 
     mover = patiently(lambda: Mover(settings, name), stop, beat)
@@ -319,7 +330,7 @@ def run_mover(settings: Settings, name: str, stop: Stop, beat: Beat) -> None:
 
 
 def run_socket(settings: Settings, stop: Stop, beat: Beat) -> None:
-    """The process that answers requests."""
+    """Run the server of the daemon's socket."""
     from steward.admin.credentials.context import CredentialsRoom, web_uids
     from steward.core.access import access_of
     from steward.daemon.answers import Service
@@ -329,7 +340,7 @@ def run_socket(settings: Settings, stop: Stop, beat: Beat) -> None:
 
     @cache
     def credentials() -> CredentialsRoom:
-        # Called in the process that serves a connection, never before it is forked.
+        # Called in the process that serves a connection, never before the fork.
         return CredentialsRoom(settings, access=access_of(settings))
 
     def knows(secret: str) -> Asker:
@@ -337,7 +348,7 @@ def run_socket(settings: Settings, stop: Stop, beat: Beat) -> None:
 
     @cache
     def repeats() -> Repeats:
-        # So is this.
+        # Likewise.
         return Repeats(settings.state_dir)
 
     if settings.web.listen:
@@ -351,7 +362,7 @@ def run_socket(settings: Settings, stop: Stop, beat: Beat) -> None:
 
 
 def run_capture(settings: Settings, cluster: str, share: int, stop: Stop, beat: Beat) -> None:
-    """A process that captures one share of a cluster's spool."""
+    """Run the capture of one share of a cluster's spool."""
     link = JournalLink(settings.state_dir, stop)
     reader = patiently(lambda: JournalReader(settings.state_dir), stop, beat)
     with capturing(settings, cluster, share, reader, link.append_rows, stop, beat) as capture:
@@ -369,7 +380,7 @@ def capturing(
     stop: Stop,
     beat: Beat,
 ) -> Iterator[Capture]:
-    """A capture of one share of a cluster's spool, with everything that it needs."""
+    """Open the capture of one share of a cluster's spool, with everything that it needs."""
     of = settings.cluster[cluster]
     plan = SpoolPlan(
         cluster=cluster,
@@ -382,7 +393,7 @@ def capturing(
         options={"torque_subdirs": of.torque_subdirs},
     )
     spool = scheduler_called(of.scheduler).open(plan)
-    # Each process has its own stores: descriptors of one must not be closed by another.
+    # Each process has its own stores, so that none closes another's descriptors.
     stores = stores_of(settings)
     yield Capture(
         cluster,
@@ -395,25 +406,26 @@ def capturing(
 
 
 def _is_known(known: Known, cluster: str, job_id: int, mtime_ns: int) -> bool:
+    """Return True if a script was captured before."""
     try:
         return known.known(cluster, script_key(job_id, mtime_ns))
     except Unavailable as error:
-        # Taking a script again is harmless; ending would drop those that are held open.
+        # Capturing a script twice is harmless; ending would drop those held open.
         log.warning("cannot look up what was captured before: %s", error)
         return False
 
 
 def most_held() -> int:
-    """How many scripts a capture may hold open, after taking all descriptors that it may have."""
+    """Raise the descriptor limit; return how many scripts a capture may hold open."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Services and shells start with a soft limit of 1024, for the sake of select(2).
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    # Two for each script, and as many again may come by inotify between two looks.
+    # Two for each script, and as many again may come by inotify between two reads.
     return min(4000, hard // 8)
 
 
 def orphans_of(settings: Settings, cluster: str, share: int, reader: JournalReader) -> list[Event]:
-    """The events of a cluster's kept bytes that lost theirs, of every store that can be read."""
+    """Recover the events that a cluster's stored scripts lost, from all readable stores."""
     found: list[Event] = []
     known = Known(settings.state_dir, reader)
     scheduler = scheduler_called(settings.cluster[cluster].scheduler)
@@ -427,14 +439,14 @@ def orphans_of(settings: Settings, cluster: str, share: int, reader: JournalRead
                 lambda job_id: scheduler.share_of(job_id, settings.capture_processes) == share,
             )
         except Unavailable as error:
-            # The next start looks again; meanwhile nothing in there can be lost.
+            # The next start retries; meanwhile nothing in the store can be lost.
             log.debug("no orphans are looked for in %s: %s", store.directory, error)
     known.close()
     return found
 
 
 def spool_of(settings: Settings, cluster: str) -> str:
-    """A cluster's spool: the scheduler's usual one, or asked of Slurm, where not configured.
+    """Return a cluster's spool: as configured, the scheduler's usual one, or as Slurm says.
 
     Raises:
         Unavailable: Slurm does not answer.

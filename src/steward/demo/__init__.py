@@ -1,4 +1,4 @@
-"""The demo: Steward on a real Slurm cluster, watched by a person, and every word of it checked."""
+"""The demo: Steward on a real Slurm cluster in a sandbox, with every claim checked."""
 
 from steward.demo.play import play
 from steward.demo.site import DemoError, Site

@@ -1,4 +1,8 @@
-"""Whether everything in the demo is as it should be: each check looks for itself, at the bytes."""
+"""Checks of the demo: each claim with a function that verifies it in files and by commands.
+
+`checks` yields the claims in order; `expect` raises `Wrong` if one does not hold. They compare what
+Steward lists, prints and stores with what the demo's users submitted.
+"""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,40 +18,40 @@ from steward.demo.jobs import LARGE, PASSWORD
 from steward.demo.site import DemoError, Site, Submitted
 
 REFUSED: Final = 1
-"""What ``steward`` ends with when it may not show something."""
+"""Exit code of ``steward`` if permission is denied."""
 NOT_COMPARED: Final = 2
-"""What ``steward archive diff`` ends with then, as diff(1) does where it cannot compare."""
+"""Exit code of ``steward archive diff`` in that case, like diff(1) if it cannot compare."""
 _AT_ONCE: Final = 4
 
 T = TypeVar("T")
 
 
 class Wrong(DemoError):
-    """Something is not as it should be."""
+    """A check of the demo failed."""
 
 
 def expect(condition: bool, what: str) -> None:
-    """Go on if ``condition`` holds.
+    """Raise Wrong unless ``condition`` holds.
 
     Raises:
-        Wrong: It does not; ``what`` says what was found.
+        Wrong: The condition is false; ``what`` describes what was found.
     """
     if not condition:
         raise Wrong(what)
 
 
 def each(look: Callable[[T], None], things: Iterable[T]) -> None:
-    """Look at several things, some of them at a time: each look starts programs and waits.
+    """Run a check on several things, some at a time: each check starts programs and waits.
 
     Raises:
-        Wrong: The first of them that is not as it should be.
+        Wrong: The first failure.
     """
     pool = ThreadPoolExecutor(_AT_ONCE)
     try:
         for _ in pool.map(look, things):
             pass
     finally:
-        # What has not begun need not be known any more.
+        # After a failure the remaining checks are not needed.
         pool.shutdown(cancel_futures=True)
 
 
@@ -55,10 +59,10 @@ Check = tuple[str, Callable[[], None]]
 
 
 def checks(site: Site, lines: Sequence[JobLine]) -> Iterator[Check]:
-    """Every check: what is promised, and how to find out.
+    """Yield every check: the claim, and the function that verifies it.
 
     Args:
-        site: Where all jobs have ended and are in the archive.
+        site: The demo's site, after all jobs have ended and are in the archive.
         lines: The jobs as ``archive list`` shows them.
     """
     yield (
@@ -91,6 +95,7 @@ def checks(site: Site, lines: Sequence[JobLine]) -> Iterator[Check]:
 
 
 def _listed(site: Site, lines: Sequence[JobLine]) -> None:
+    """Check that every job is listed with its owner, state and exit code."""
     expected = sum(one.what.tasks or 1 for one in site.jobs)
     expect(len(lines) == expected, f"{len(lines)} jobs are listed, not {expected}")
     for one in site.jobs:
@@ -108,6 +113,8 @@ def _with_script(site: Site) -> list[Submitted]:
 
 
 def _scripts(site: Site) -> None:
+    """Check that each stored script equals the submitted one."""
+
     def look(one: Submitted) -> None:
         printed = site.steward(["archive", "show", str(one.job), "--script"], one.user)
         expect(printed.returncode == 0, f"job {one.job}: {printed.stderr.decode()}")
@@ -119,10 +126,10 @@ def _scripts(site: Site) -> None:
 
 
 def path_of(site: Site, one: Submitted) -> str:
-    """Where the script of a job lies.
+    """Return the path of a job's stored script.
 
     Raises:
-        DemoError: It lies nowhere.
+        DemoError: The script is not stored.
     """
     try:
         answer: ShowAnswer = site.ask("archive.show", job=str(one.job))
@@ -134,6 +141,7 @@ def path_of(site: Site, one: Submitted) -> str:
 
 
 def _environment(site: Site) -> None:
+    """Check the stored environment: odd bytes kept, secrets redacted."""
     one = site.job("train")
     printed = site.steward(["archive", "env", str(one.job), "--null"], one.user)
     variables = dict(entry.partition(b"=")[::2] for entry in printed.stdout.split(b"\0"))
@@ -146,6 +154,7 @@ def _environment(site: Site) -> None:
 
 
 def _no_secret(site: Site) -> None:
+    """Check that no file of Steward's holds the password."""
     secret = PASSWORD.encode()
     seen = 0
     for top in site.kept_directories:
@@ -160,6 +169,8 @@ def _no_secret(site: Site) -> None:
 
 
 def _search(site: Site) -> None:
+    """Check that a search finds exactly the right script."""
+
     def look(sought: tuple[str, str]) -> None:
         name, text = sought
         one = site.job(name)
@@ -179,6 +190,7 @@ def _search(site: Site) -> None:
 
 
 def _refused(site: Site) -> None:
+    """Check that another user can read neither script nor file."""
     other = site.users[1]
     one, another = site.job("train"), site.job("relax")
     job = str(one.job)
@@ -206,6 +218,7 @@ def _refused(site: Site) -> None:
 
 
 def _sound(site: Site) -> None:
+    """Check that checksums match and there are no dead letters."""
     verified = site.steward(["archive", "verify"])
     expect(verified.returncode == 0, (verified.stdout + verified.stderr).decode())
     printed = site.steward(["journal", "dead", "--json"])
@@ -214,6 +227,7 @@ def _sound(site: Site) -> None:
 
 
 def _quiet(site: Site) -> None:
+    """Check that the daemon's log has no warning or error."""
     with open(site.log, encoding="utf-8", errors="replace") as file:
         loud = [line for line in file if " error " in line or " warning " in line]
     expect(not loud, "".join(loud[:3]).strip())

@@ -1,4 +1,8 @@
-"""What the demo's users submit: small jobs, each of a kind that an archive must get right."""
+"""Jobs of the demo: batch scripts and submissions, each of a kind that an archive must get right.
+
+`submissions` lists them: a plain job, a variant of it, an environment with secrets and non-UTF-8
+bytes, an array, a failing job, a script of 1 MB, and an interactive job.
+"""
 
 import shlex
 from typing import Final
@@ -8,7 +12,7 @@ import msgspec
 PASSWORD: Final = "correct-horse-battery-staple"  # noqa: S105 - invented, to be looked for on disk
 LARGE: Final = 1 << 20
 PEOPLE: Final = ("ada", "bela")
-"""Who submits jobs."""
+"""Names of the users who submit jobs."""
 
 RELAX: Final = """\
 #!/bin/bash
@@ -57,18 +61,18 @@ exit 0
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
-    """One job of the demo.
+    """One job that the demo submits, with its expected outcome.
 
     Attributes:
-        about: What is special about it, in a few words.
-        name: Its job name, which is the script's file name, too, where it has one.
-        author: Who submits it: 0 for the first user, 1 for the second.
+        about: Its special property, in a few words.
+        name: Its job name; also the name of its script's file, if it has one.
+        author: Index of the user who submits it: 0 for the first, 1 for the second.
         script: The batch script; None for an interactive job.
-        command: What is run to submit it, in place of sbatch with the script.
-        env: Variables that it is submitted with; surrogates stand for bytes (PEP 383).
-        state: The state in which it is to end.
-        exit_code: What it is to return.
-        tasks: How many array tasks it has; 0 for a job that is no array.
+        command: Command that submits it, instead of sbatch with the script.
+        env: Environment variables of the submission; surrogates stand for bytes (PEP 383).
+        state: The expected final state.
+        exit_code: The expected exit code.
+        tasks: Number of array tasks; 0 for a job without an array.
     """
 
     about: str
@@ -83,23 +87,23 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def filename(self) -> str:
-        """Name of the file that the script is submitted from."""
+        """Return the name of the script's file."""
         return f"{self.name}.sh"
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The command that submits it."""
+        """Return the command that submits the job."""
         return self.command or ("sbatch", self.filename)
 
     @property
     def typed(self) -> str:
-        """The same as its user would type it, variables before it."""
+        """Return the command as a user would type it, with its variables."""
         words = [f"{name}={_quoted(value)}" for name, value in self.env.items()]
         return " ".join([*words, shlex.join(self.argv)])
 
 
 def _quoted(value: str) -> str:
-    """A value as bash takes it, bytes that are no text as escapes."""
+    """Quote a value for bash; bytes that are no text become escapes."""
     if value.isprintable() and value.isascii():
         return shlex.quote(value)
     data = value.encode("utf-8", "surrogateescape")
@@ -107,7 +111,7 @@ def _quoted(value: str) -> str:
 
 
 def submissions() -> tuple[Submission, ...]:
-    """All that is submitted, in order."""
+    """Return all jobs of the demo, in order."""
     return (
         Submission(about="a plain job", name="relax", author=0, script=RELAX.encode()),
         Submission(
@@ -150,8 +154,8 @@ def submissions() -> tuple[Submission, ...]:
 
 
 def _bundle() -> bytes:
-    """A script of exactly LARGE bytes, most of which are no text."""
+    """Return a script of exactly LARGE bytes, most of which are not text."""
     head = _BUNDLE_HEAD.encode()
-    # sbatch takes no NUL and no DOS line ends; every other byte may stand in a script.
+    # sbatch rejects NUL and DOS line ends; every other byte is valid in a script.
     line = bytes(byte for byte in range(1, 256) if byte != 13)
     return (head + line * (LARGE // len(line) + 1))[:LARGE]

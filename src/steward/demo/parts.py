@@ -1,4 +1,11 @@
-"""The daemon's configuration in the demo: each part's lines, in one file."""
+"""Parts of the demo beside the archive: sensor and rule, bank, node agents, and web pages.
+
+`configuration` assembles the daemon's configuration file from the lines of each part. `Till`
+installs the submit plugin for the bank, `Books` the SPANK plugin and node agents, `Pages` runs
+``steward web``; each has ``settings`` (its configuration lines) and ``trouble`` (why it is left
+out; "" if it runs). `settings` and `write_rule` set up the sensor and a rule that drains failed
+nodes.
+"""
 
 import glob
 import json
@@ -33,16 +40,16 @@ def configuration(
     archive: str,
     parts: list[str],
 ) -> str:
-    """The text of the file.
+    """Return the text of the daemon's configuration file.
 
     Args:
-        state_dir: Where the daemon keeps its journal and databases.
-        socket: Where it is asked.
+        state_dir: Directory of the daemon's journal and databases.
+        socket: Path of the daemon's socket.
         cluster: The cluster's name.
-        slurm: How its Slurm is asked.
-        munge_socket: Its munged's.
-        archive: The root of the archive.
-        parts: The lines of the parts that have tables of their own.
+        slurm: How to reach its Slurm.
+        munge_socket: Path of munged's socket.
+        archive: Root directory of the archive.
+        parts: Lines of the parts that have tables of their own.
     """
     lines = [
         f"state_dir = {toml(state_dir)}",
@@ -55,7 +62,7 @@ def configuration(
         f"snapshot_interval_s = {slurm.snapshot_interval_s}",
         f"munge_socket = {toml(munge_socket)}",
         "",
-        # A job log closes days, which takes a driver; the demo is over before.
+        # A job log needs a driver to close days; the demo is over before.
         "[accounting]",
         'type = "jobacct/none"',
         "",
@@ -67,13 +74,14 @@ def configuration(
 
 
 def toml(value: Any) -> str:
-    """A value as TOML writes it, which for what is here is as JSON does."""
+    """Encode a value as TOML, which equals JSON for the values used here."""
     return msgspec.json.encode(value).decode()
 
 
 UNANSWERED_S: Final = 10
+"""SlurmdTimeout of the demo's cluster, in seconds."""
 SLURM: Final = (f"SlurmdTimeout={UNANSWERED_S}",)
-"""So that slurmctld soon knows of a slurmd that has died."""
+"""Lines of slurm.conf that let slurmctld notice a dead slurmd soon."""
 RULE: Final = "drain_what_fails"
 
 _RULE: Final = f"""\
@@ -100,7 +108,7 @@ context:
 
 
 def settings(directory: str) -> list[str]:
-    """The lines of the configuration file."""
+    """Return the configuration lines of the sensor and the rules."""
     return [
         "[sensor]",
         "enabled = true",
@@ -117,7 +125,7 @@ def settings(directory: str) -> list[str]:
 
 
 def write_rule(directory: str) -> str:
-    """Write the rule's file; its path."""
+    """Write the rule's file; return its path."""
     path = f"{directory}/{RULE}.yaml"
     with open(path, "w", encoding="utf-8") as file:
         file.write(_RULE)
@@ -129,7 +137,7 @@ CONTROLLER_ENV: Final = {"STEWARD_GATE_CONF": "{directory}/steward/gate.conf"}
 LIBRARY: Final = "job_submit_steward.so"
 ACCOUNT: Final = "chemistry"
 REFUSED: Final = 1
-"""What sbatch ends with when it is refused."""
+"""Exit code of sbatch if the job is rejected."""
 
 _PAID: Final = """\
 #!/bin/bash
@@ -148,25 +156,25 @@ PAID: Final = Submission(
     command=("sbatch", f"--account={ACCOUNT}", "paid.sh"),
 )
 LARGE: Final = ("sbatch", f"--account={ACCOUNT}", "--time=20:00:00", "paid.sh")
-"""What the account cannot pay."""
+"""A submission that the account cannot pay."""
 
 OPENING: Final = (
     "steward bank rate create '*' --weight cpu=100",
     f"steward bank account create {ACCOUNT} --owners {{owner}}",
     f"steward bank deposit {ACCOUNT} 500 --reason 'a grant'",
 )
-"""How operators open the bank."""
+"""Commands with which operators open the bank."""
 
 
 class Till:
-    """The bank's part that is in slurmctld.
+    """The bank's submit plugin in slurmctld.
 
     Args:
         sandbox: The cluster, brought up with ``PLUGIN_DIRS`` and ``CONTROLLER_ENV``.
-        trouble: Why it cannot be had; "" where it may.
+        trouble: Why there can be no bank; "" if there can.
 
     Attributes:
-        trouble: Why it is not there; "" where it is.
+        trouble: Why there is no bank; "" if there is.
     """
 
     def __init__(self, sandbox: Sandbox, trouble: str) -> None:
@@ -175,7 +183,7 @@ class Till:
 
     @property
     def settings(self) -> list[str]:
-        """The lines of the configuration file."""
+        """Return the configuration lines of the bank and the gate."""
         if self.trouble:
             return []
         own = f"{self._sandbox.directory}/steward"
@@ -192,7 +200,7 @@ class Till:
         ]
 
     def _install(self) -> str:
-        """Have slurmctld ask the gate; why that cannot be, or ""."""
+        """Install the submit plugin in slurmctld; return why that failed, or ""."""
         directory = self._sandbox.directory
         found = glob.glob(f"{glob.escape(directory)}/lib/*/{LIBRARY}")
         if not found:
@@ -207,13 +215,13 @@ class Till:
 
 
 def is_proved(answer: CheckAnswer) -> bool:
-    """Whether a look at the books found all as it should be, and looked at the holds, too."""
+    """Return True if a check of the ledger found no problem and included the holds."""
     return not answer.findings and answer.holds is not None
 
 
 PLUGSTACK: Final = ("include {directory}/etc/plugstack.conf.d/*.conf",)
 HELD: Final = 300 * 1024**2
-"""Bytes that the job holds for a moment."""
+"""Memory that the job allocates for a moment, in bytes."""
 
 _BURST: Final = """\
 #!/bin/bash
@@ -227,20 +235,21 @@ BURST: Final = Submission(
     name="burst",
     author=0,
     script=_BURST.encode(),
-    # Slurm's default; the sandbox samples once a second, which not every short job is.
+    # Slurm's default interval. The sandbox samples every second, and would see more short jobs than
+    # a usual cluster.
     command=("sbatch", "--acctg-freq=task=30", "burst.sh"),
 )
 
 
 class Books:
-    """What compute nodes report with, in a sandbox.
+    """SPANK plugin and node agents that report what jobs use, in a sandbox.
 
     Args:
         sandbox: The cluster, brought up with ``PLUGSTACK``.
-        keep: Whether it is to live on when the caller ends.
+        keep: Whether the agents live on when the caller ends.
 
     Attributes:
-        trouble: Why nodes do not report; "" where they do.
+        trouble: Why nodes do not report; "" if they do.
     """
 
     def __init__(self, sandbox: Sandbox, *, keep: bool) -> None:
@@ -252,7 +261,7 @@ class Books:
 
     @property
     def settings(self) -> list[str]:
-        """The lines of the configuration file."""
+        """Return the configuration lines of the node receiver."""
         return [] if self.trouble else ["[nodes]", f"listen = {toml(self.listen)}", ""]
 
     @property
@@ -260,6 +269,7 @@ class Books:
         return f"{self._sandbox.directory}/shim"
 
     def _build(self) -> str:
+        """Build and install the SPANK plugin; return why that failed, or ""."""
         plan = self._sandbox.plan
         if os.geteuid() != 0 or not plan.contained:
             return "nodes' agents run as root, and this demo does not"
@@ -277,7 +287,7 @@ class Books:
         return ""
 
     def start(self) -> None:
-        """Start one agent for all nodes, which looks every second."""
+        """Start one agent for all nodes, which reports every second."""
         if self.trouble:
             return
         names = [name for name in self._sandbox.status() if name.startswith("slurmd.")]
@@ -290,7 +300,7 @@ class Books:
         user = self._sandbox.plan.spec.slurm_user
         words += ["--user", user]
         if self._keep:
-            # What is started inside ends with its caller, unless it becomes its own master.
+            # Programs started inside end with their caller, unless they start their own session.
             words = ["setsid", "--fork", *words]
         with open(f"{self._sandbox.directory}/log/agent.log", "ab") as log:
             process = self._sandbox.popen(
@@ -302,7 +312,7 @@ class Books:
             self._agent = process
 
     def stop(self) -> None:
-        """End the agent."""
+        """Stop the agent."""
         if self._agent is not None:
             self._agent.kill()
             self._agent.wait()
@@ -310,13 +320,13 @@ class Books:
 
 
 def is_told(page: PageAnswer) -> bool:
-    """Whether a job's page has all that its nodes have to tell."""
+    """Return True if a job's page has all reports of its nodes."""
     runs = page.runs
     return bool(runs and runs[-1].steps) and not runs[-1].efficiency.at_least
 
 
 def peak_of(page: PageAnswer) -> int:
-    """The peak of memory that a job's page tells, in bytes."""
+    """Return the peak memory on a job's page, in bytes."""
     return page.runs[-1].efficiency.memory_used_bytes or 0
 
 
@@ -327,17 +337,17 @@ def _free_port() -> int:
 
 
 USER: Final = "steward-web"
-"""Who ``steward web`` runs as."""
+"""User that ``steward web`` runs as."""
 _LINK = re.compile(rb"^https?://\S+/login/\S+", re.MULTILINE)
 _ANSWERS_S: Final = 60.0
 
 
 class Pages:
-    """The process that serves the pages.
+    """The web server's process (``steward web``) in the sandbox.
 
     Args:
-        sandbox: Where it runs.
-        keep: Whether it is to live on when the caller ends.
+        sandbox: The sandbox that it runs in.
+        keep: Whether it lives on when the caller ends.
     """
 
     def __init__(self, sandbox: Sandbox, *, keep: bool) -> None:
@@ -349,17 +359,17 @@ class Pages:
             if USER in sandbox.users
             else "only root can have users of its own, and the pages run as one"
         )
-        """Why there are none; "" if there are."""
+        """Why there are no pages; "" if there are."""
         self._port = 0 if self.trouble else _free_port()
 
     @property
     def url(self) -> str:
-        """Where they are."""
+        """Return the address of the pages."""
         return f"http://127.0.0.1:{self._port}"
 
     @property
     def settings(self) -> list[str]:
-        """The lines of the configuration file."""
+        """Return the configuration lines of the web server."""
         if self.trouble:
             return []
         return [
@@ -370,11 +380,11 @@ class Pages:
         ]
 
     def start(self, daemon: str, log: str) -> None:
-        """Start it.
+        """Start the web server.
 
         Args:
-            daemon: The daemon's socket.
-            log: The file that it writes to.
+            daemon: Path of the daemon's socket.
+            log: Path of its log file.
         """
         argv = ["steward", "web", "--socket", daemon]
         if self._keep:
@@ -394,7 +404,7 @@ class Pages:
             self._process = process
 
     def answers(self) -> bool:
-        """Whether the pages are there."""
+        """Return True if the web server responds."""
         import httpx
 
         try:
@@ -403,7 +413,7 @@ class Pages:
             return False
 
     def opens(self, link: str, user: str) -> bool:
-        """Whether a link logs its user in, and shows them their jobs."""
+        """Return True if a login link works once and shows the user's jobs."""
         import httpx
 
         with httpx.Client(base_url=self.url, timeout=_ANSWERS_S) as browser:
@@ -414,7 +424,7 @@ class Pages:
             return jobs.status_code == 200 and "relax" in jobs.text
 
     def stop(self) -> None:
-        """End it, if it runs and is ours to end."""
+        """Stop the web server, if this process started it."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
@@ -422,6 +432,6 @@ class Pages:
 
 
 def link_in(said: bytes) -> str:
-    """The link in what ``steward login`` prints; "" if there is none."""
+    """Return the login link in the output of ``steward login``; "" if there is none."""
     found = _LINK.search(said)
     return found[0].decode() if found else ""

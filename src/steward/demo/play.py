@@ -1,4 +1,9 @@
-"""The order of the demo: what is done, shown and checked, from the first line to the last."""
+"""Script of the demo: the order in which everything is run, shown and checked.
+
+`play` brings up the site (`site.py`), submits jobs, runs commands before the reader's eyes and runs
+the checks (`checks.py`). `Stage` prints headings, prompts and results; `what_next` prints what to
+try afterwards. Functions named after the parts return how many checks failed.
+"""
 
 import contextlib
 import os
@@ -43,7 +48,7 @@ _WIDTH = 100
 
 
 class Stage:
-    """Where everything is said, on the standard output."""
+    """Printer of the demo: headings, paragraphs, prompts and results on standard output."""
 
     def __init__(self) -> None:
         self.is_terminal = sys.stdout.isatty()
@@ -51,11 +56,11 @@ class Stage:
         self._width = min(_WIDTH, self._console.width)
 
     def act(self, title: str, text: str = "") -> None:
-        """Begin a new part.
+        """Print a heading and an introduction.
 
         Args:
-            title: Its heading.
-            text: What is about to be seen, and why.
+            title: The heading.
+            text: What the reader is about to see, and why.
         """
         self._console.print()
         if self.is_terminal:
@@ -68,34 +73,34 @@ class Stage:
         self.flush()
 
     def say(self, text: str) -> None:
-        """A paragraph, wrapped."""
+        """Print a wrapped paragraph."""
         for line in textwrap.wrap(text, self._width):
             self._console.print(line)
 
     def line(self, text: str, *, style: str = "") -> None:
-        """One line, as it is."""
+        """Print one line as it is."""
         self._console.print(Text(text, style=style))
 
     def prompt(self, user: str, command: str, mark: str = "$") -> None:
-        """What somebody types; its output follows."""
+        """Print a command as a user types it; its output follows."""
         self._console.print()
         line = Text(f"{user}{mark} ", style="bold cyan")
         self._console.print(line.append(command, style="bold default"))
         self.flush()
 
     def result(self, good: bool, what: str) -> None:
-        """The outcome of one check."""
+        """Print the result of one check."""
         mark = Text("   ok  " if good else "FAILED ", style="green" if good else "bold red")
         self._console.print(mark.append(what, style="default not bold"))
         self.flush()
 
     @contextmanager
     def working(self, what: str, done: str) -> Iterator[None]:
-        """Show that something is being done, and then how long it took.
+        """Show progress during the block, then how long it took.
 
         Args:
-            what: What is being done.
-            done: What is said of it when it is.
+            what: The text shown meanwhile.
+            done: The text shown afterwards.
         """
         began = time.monotonic()
         with self._console.status(what) if self.is_terminal else nullcontext():
@@ -104,21 +109,21 @@ class Stage:
         self.flush()
 
     def flush(self) -> None:
-        """Let nothing wait that was said, before another program speaks."""
+        """Flush the output before another program writes."""
         self._console.file.flush()
 
 
 Choice = tuple[str, str]
-"""What for, and what to type or to open."""
+"""A purpose, and the command or link for it."""
 
 
 def what_next(stage: Stage, site: Site, failed: int) -> None:
-    """Say how to go on.
+    """Print what to try next, or how many checks failed.
 
     Args:
-        stage: Where it is said.
-        site: What was shown.
-        failed: How many checks failed: then that is all there is to say.
+        stage: The printer.
+        site: The demo's site.
+        failed: Number of failed checks; if not 0, only that is printed.
     """
     if failed:
         stage.act("Not everything was as it should be")
@@ -137,6 +142,7 @@ def what_next(stage: Stage, site: Site, failed: int) -> None:
 
 
 def _of_ended() -> Iterator[Choice]:
+    """Yield next steps after the demo was removed."""
     me = _me()
     yield (
         "The same, left up: to be clicked through in a browser, and to be gone on with:",
@@ -150,6 +156,7 @@ def _of_ended() -> Iterator[Choice]:
 
 
 def _of_kept(site: Site) -> Iterator[Choice]:
+    """Yield next steps for a demo that stays up."""
     me = _me()
     is_usual = site.sandbox.directory == default_directory()
     where = "" if is_usual else f" --dir {site.sandbox.directory}"
@@ -175,7 +182,7 @@ def _of_kept(site: Site) -> Iterator[Choice]:
 
 
 def _of_pages(site: Site, as_user: str) -> Iterator[Choice]:
-    """Links that open the pages; nothing where there are none."""
+    """Yield links that open the web pages; none if there are no pages."""
     if site.pages.trouble:
         return
     first = site.users[0]
@@ -193,7 +200,7 @@ def _of_pages(site: Site, as_user: str) -> Iterator[Choice]:
 
 
 def _me() -> str:
-    """How to call this program from here."""
+    """Return the command that starts this program from here."""
     found = shutil.which("steward")
     if found is not None and os.path.realpath(found) == os.path.realpath(sys.argv[0]):
         return "steward"
@@ -204,20 +211,20 @@ _DIFFERENT: Final = 1
 
 
 def play(*, keep: bool = False, directory: str = "", slurm: str = "") -> int:
-    """Play the whole demo.
+    """Run the whole demo.
 
     Args:
-        keep: Whether the cluster, the daemon and the archive stay, to go on with.
-        directory: Where everything goes; a new temporary one, or with ``keep`` the
-            directory that ``steward sandbox`` uses, or one beside it, if empty.
-        slurm: Version of Slurm; the installed one if empty.
+        keep: Whether the cluster, the daemon and the archive stay up afterwards.
+        directory: Directory of everything. If empty: a new temporary one; with ``keep``, the
+            directory of ``steward sandbox``, or one beside it.
+        slurm: Version of Slurm; if empty, the installed one.
 
     Returns:
-        How many checks failed, so 0 if everything was as it should be.
+        Number of failed checks.
 
     Raises:
         SandboxError: The cluster does not come up.
-        DemoError: It does not get as far as the checks.
+        DemoError: The demo fails before the checks.
     """
     stage = Stage()
     stage.say(
@@ -234,7 +241,7 @@ def play(*, keep: bool = False, directory: str = "", slurm: str = "") -> int:
             lines = site.wait_for_jobs()
         _show(stage, site)
         failed = _account(stage, site)
-        # It takes Slurm a while to notice.
+        # Slurm takes a while to notice.
         node = _fail(stage, site)
         failed += _pay(stage, site)
         failed += _open_pages(stage, site)
@@ -248,7 +255,7 @@ def play(*, keep: bool = False, directory: str = "", slurm: str = "") -> int:
 
 @contextlib.contextmanager
 def _site(stage: Stage, directory: str, keep: bool, slurm: str) -> Iterator[Site]:
-    """A site in which the daemon runs; it is ended behind the block, unless it is to be kept."""
+    """Bring up a site with a running daemon; end it after the block, unless it is kept."""
     stage.act("A Slurm cluster, and Steward in it")
     site: Site | None = None
     try:
@@ -275,7 +282,7 @@ def _site(stage: Stage, directory: str, keep: bool, slurm: str) -> Iterator[Site
 
 
 def _open_bank(stage: Stage, site: Site) -> None:
-    """Say what jobs cost, and give an account some money."""
+    """Set a rate, and deposit SU in an account."""
     if site.bank.trouble:
         return
     stage.act(
@@ -290,6 +297,7 @@ def _open_bank(stage: Stage, site: Site) -> None:
 
 
 def _submit(stage: Stage, site: Site) -> None:
+    """Submit all jobs, showing each command."""
     who = "Two ordinary users submit jobs" if len(site.users) > 1 else "Jobs are submitted"
     stage.act(who, "Slurm writes each script to its spool, and removes it when the job is over.")
     for what in submissions():
@@ -299,6 +307,7 @@ def _submit(stage: Stage, site: Site) -> None:
 
 
 def _show(stage: Stage, site: Site) -> None:
+    """Show the archive: list, script, environment, search, diff, permissions."""
     first = site.users[0]
     relax, finer, train = (site.job(name).job for name in ("relax", "relax-finer", "train"))
     stage.act("What is kept", "The jobs as operators see them; the interactive one has no script.")
@@ -323,6 +332,7 @@ def _show(stage: Stage, site: Site) -> None:
 
 
 def _show_files(stage: Stage, site: Site) -> None:
+    """Show the archived files and their permissions."""
     stage.act(
         "Where it is",
         "Plain files, which outlive Steward: the script, the environment in slurmctld's own "
@@ -337,7 +347,7 @@ def _show_files(stage: Stage, site: Site) -> None:
 
 
 def _account(stage: Stage, site: Site) -> int:
-    """Show a short job in the books; how much is not as it should be."""
+    """Show the accounting record of a short job; return the number of failures."""
     stage.act(
         "What a job used",
         "A short job that holds 300 MB for a moment. Nodes report on each task when it is reaped, "
@@ -371,7 +381,7 @@ def _account(stage: Stage, site: Site) -> int:
 
 
 def _pay(stage: Stage, site: Site) -> int:
-    """Show what a job may cost, one that is refused, one that is charged, and the books."""
+    """Show a quote, a rejected job, a charged job and the ledger; return the number of failures."""
     stage.act(
         "What a job may cost",
         "slurmctld asks before it takes a job, and a job that its account cannot pay is refused "
@@ -399,7 +409,7 @@ def _pay(stage: Stage, site: Site) -> int:
 
 
 def _fail(stage: Stage, site: Site) -> str:
-    """Have a rule for nodes that fail, and one that does; which."""
+    """Install a rule for failing nodes, and kill a slurmd; return the node's name."""
     stage.act(
         "A node fails",
         "The sensor compares what Slurm shows with what it showed before, so that nothing is "
@@ -420,7 +430,7 @@ def _fail(stage: Stage, site: Site) -> str:
 
 
 def _act(stage: Stage, site: Site, node: str) -> int:
-    """Show what the rule did about the node that failed; how much is not as it should be."""
+    """Show what the rule did about the failed node; return the number of failures."""
     stage.act(
         "What the rule did", f"{node} runs no more jobs until somebody has looked at it: now."
     )
@@ -436,7 +446,7 @@ def _act(stage: Stage, site: Site, node: str) -> int:
 
 
 def _open_pages(stage: Stage, site: Site) -> int:
-    """Start what serves the pages, and see whether a link opens them."""
+    """Start the web server and check that a login link works; return the number of failures."""
     stage.act(
         "The pages",
         "A process of its own, without any rights, serves them: it asks the daemon for whoever "
@@ -459,15 +469,15 @@ def _open_pages(stage: Stage, site: Site) -> int:
 
 
 def _has_acl(path: str) -> bool:
-    """Whether its owner is let in by an ACL, which the file system may not have."""
+    """Return True if an ACL admits the owner; the file system may lack ACLs."""
     return "system.posix_acl_access" in os.listxattr(path)
 
 
 def _type(stage: Stage, site: Site, user: str, command: str, wanted: int = 0) -> None:
-    """Have a user run a command before everybody's eyes.
+    """Run a command as a user and show its output.
 
     Raises:
-        Wrong: It does not end as it should.
+        Wrong: The exit code is not the expected one.
     """
     stage.prompt(user or _operator(site), command)
     code = site.show(shlex.split(command), user)
@@ -475,12 +485,12 @@ def _type(stage: Stage, site: Site, user: str, command: str, wanted: int = 0) ->
 
 
 def _operator(site: Site) -> str:
-    """The name of whom the daemon runs as."""
+    """Return the user that the daemon runs as."""
     return site.steward_user or site.users[0]
 
 
 def _check(stage: Stage, site: Site, lines: Sequence[JobLine]) -> int:
-    """Look whether everything is as it should be; how much is not."""
+    """Run all checks; return the number of failures."""
     stage.act("Is it so?", "Each of these is looked up now, in the files and by the commands.")
     failed = 0
     for promise, find_out in checks.checks(site, lines):
@@ -495,7 +505,7 @@ def _check(stage: Stage, site: Site, lines: Sequence[JobLine]) -> int:
 
 
 def _stop(stage: Stage, site: Site) -> int:
-    """End the daemon; whether it did not end as it should."""
+    """Stop the daemon; return 1 if it did not end properly."""
     code = site.stop()
     how = "did not end" if code is None else f"ended with {code}"
     promise = "the daemon ends at SIGTERM with everything finished"

@@ -1,4 +1,8 @@
-"""The place of the demo: a sandbox with Steward's daemon in it, and its users' jobs."""
+"""Site of the demo: a sandbox cluster with Steward's daemon in it, and its users' jobs.
+
+`Ground` knows the paths and runs commands inside the sandbox; `Site` adds the daemon, the bank,
+node agents and web server (`parts.py`), submits jobs and waits for results. Also used by tests.
+"""
 
 import os
 import re
@@ -40,14 +44,14 @@ _COMMAND_S: Final = 30.0
 
 
 class DemoError(StewardError):
-    """The demo cannot go on."""
+    """The demo cannot continue."""
 
 
 class Ground:
-    """A sandbox with Steward's files in it.
+    """A sandbox with the paths of Steward's files, and methods to run commands in it.
 
     Args:
-        sandbox: It.
+        sandbox: The sandbox.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:
@@ -55,63 +59,63 @@ class Ground:
 
     @property
     def users(self) -> tuple[str, ...]:
-        """Who submits jobs: two, or the calling user alone where there can be no others."""
+        """Return the users who submit jobs: two, or only the calling user without root."""
         return tuple(user for user in self.sandbox.users if user != WEB_USER)
 
     @property
     def steward_user(self) -> str:
-        """Who the daemon runs as: SlurmUser, or the calling user where that is not root."""
-        # Without namespaces SlurmUser may not get into the directory that Steward lies in.
+        """Return the user that the daemon runs as: SlurmUser; "" for the calling user."""
+        # Without namespaces SlurmUser may be unable to enter Steward's directory.
         inside = os.geteuid() == 0 and self.sandbox.plan.contained
         return self.sandbox.plan.spec.slurm_user if inside else ""
 
     @property
     def config(self) -> str:
-        """The daemon's configuration file."""
+        """Return the path of the daemon's configuration file."""
         return f"{self.sandbox.directory}/steward.toml"
 
     @property
     def state_dir(self) -> str:
-        """Where the daemon keeps its journal and databases."""
+        """Return the directory of the daemon's journal and databases."""
         return f"{self.sandbox.directory}/steward/state"
 
     @property
     def archive(self) -> str:
-        """The root of the archive."""
+        """Return the root directory of the archive."""
         return f"{self.sandbox.directory}/steward/archive"
 
     @property
     def log(self) -> str:
-        """What the daemon says."""
+        """Return the path of the daemon's log."""
         return f"{self.sandbox.directory}/steward/log"
 
     @property
     def web_log(self) -> str:
-        """What the pages' process says."""
+        """Return the path of the web server's log."""
         return f"{self.sandbox.directory}/web.log"
 
     @property
     def socket(self) -> str:
-        """Where the daemon is asked."""
+        """Return the path of the daemon's socket."""
         return f"{self.sandbox.directory}/steward/socket"
 
     @property
     def rules(self) -> str:
-        """Where rules are."""
+        """Return the directory of rules."""
         return f"{self.sandbox.directory}/rules"
 
     @property
     def kept_directories(self) -> tuple[str, ...]:
-        """Every directory that the daemon writes to."""
+        """Return every directory that the daemon writes to."""
         return (os.path.dirname(self.state_dir),)
 
     def home(self, user: str) -> str:
-        """Where a user's scripts are, and the jobs' output."""
+        """Return the directory of a user's scripts and job output."""
         is_one_of_ours = user in self.users and len(self.users) > 1
         return self.sandbox.users[user].home if is_one_of_ours else self.sandbox.directory
 
     def environment(self, user: str = "") -> dict[str, str]:
-        """What tells ``steward`` whom to ask; the operators read the files themselves."""
+        """Return the environment that leads ``steward`` to the daemon's socket or config file."""
         if user == "root" and user not in self.users:
             return {"PAGER": "cat"}
         if user:
@@ -121,19 +125,19 @@ class Ground:
     def steward(
         self, arguments: Sequence[str], user: str = ""
     ) -> "subprocess.CompletedProcess[bytes]":
-        """Run ``steward`` inside, and take what it prints.
+        """Run ``steward`` inside and capture its output.
 
         Args:
             arguments: Its arguments.
-            user: Who runs it; whom the daemon runs as if empty.
+            user: User who runs it; if empty, the daemon's.
         """
         return self.run(["steward", *arguments], user)
 
     def ask(self, name: str, /, **fields: Any) -> Any:
-        """What the daemon tells whoever plays the demo, from whom it hides nothing.
+        """Run an action through the daemon's socket, with the caller's full rights.
 
-        For what is looked at again and again: each command would take longer to start than
-        what is waited for takes, and take the processor from it.
+        For repeated queries: starting a command each time would take longer than the wait itself,
+        and take CPU time from the jobs.
 
         Raises:
             StewardError: As :meth:`steward.client.Client.ask`.
@@ -153,10 +157,10 @@ class Ground:
         )
 
     def show(self, argv: Sequence[str], user: str = "") -> int:
-        """Run any program inside, before everybody's eyes; its exit code.
+        """Run any program inside with its output shown; return its exit code.
 
         Raises:
-            DemoError: It does not end.
+            DemoError: The program does not end.
         """
         process = self.sandbox.popen(
             argv,
@@ -188,12 +192,12 @@ _ENDED: Final = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OU
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that Slurm has taken.
+    """A job that Slurm accepted.
 
     Attributes:
         job: Its id.
-        user: Who submitted it.
-        what: What was submitted.
+        user: The user who submitted it.
+        what: The submission.
     """
 
     job: int
@@ -202,9 +206,9 @@ class Submitted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Site(Ground):
-    """A sandbox, the daemon in it, and who works there.
+    """A sandbox with the daemon, its parts, and the submitted jobs.
 
-    Used as a context, or ended by :meth:`down`. Take one from :meth:`up`.
+    Use it as a context manager, or end it with :meth:`down`. Create one with :meth:`up`.
     """
 
     def __init__(self, sandbox: Sandbox, *, keep: bool) -> None:
@@ -227,17 +231,17 @@ class Site(Ground):
         booked: bool = False,
         paid: bool = False,
     ) -> Self:
-        """Bring the cluster up.
+        """Bring up the cluster.
 
         Args:
-            directory: Where everything goes; a new temporary one if empty.
-            keep: Whether all of it is to live on when the caller ends.
-            slurm: Version of Slurm; the installed one if empty.
-            booked: Whether it is to have slurmdbd, where that is installed.
-            paid: Whether it is to have the bank, where slurmctld's plugin can be built.
+            directory: Directory of everything; if empty, a new temporary one.
+            keep: Whether everything lives on when the caller ends.
+            slurm: Version of Slurm; if empty, the installed one.
+            booked: Whether to run slurmdbd, if it is installed.
+            paid: Whether to run the bank, if the submit plugin can be built.
 
         Raises:
-            SandboxError: It does not come up.
+            SandboxError: The cluster does not come up.
         """
         spec = SandboxSpec(
             directory=directory,
@@ -269,15 +273,15 @@ class Site(Ground):
         self.down()
 
     def serve(self) -> None:
-        """Start the daemon; it answers when this returns.
+        """Start the daemon, and wait until it answers.
 
         Raises:
-            DemoError: It does not.
+            DemoError: The daemon does not answer.
         """
         self._configure()
         argv = ["steward", "serve", "--config", self.config]
         if self.keep:
-            # What is started inside ends with its caller, unless it becomes its own master.
+            # Programs started inside end with their caller, unless they start their own session.
             argv = ["setsid", "--fork", *argv]
         with open(self.log, "ab") as log:
             process = self.sandbox.popen(
@@ -296,23 +300,24 @@ class Site(Ground):
         self.books.start()
 
     def serve_pages(self) -> None:
-        """Start what serves the pages; it answers when this returns.
+        """Start the web server, and wait until it answers.
 
         Raises:
-            DemoError: It does not.
+            DemoError: The web server does not answer.
         """
         self.pages.start(self.socket, self.web_log)
         self._wait(self.pages.answers, _UP_S, "the pages do not answer")
 
     def link(self, user: str = "") -> str:
-        """A link that opens the pages.
+        """Return a link that opens the web pages.
 
         Args:
-            user: For whom; for whom the daemon runs as if empty.
+            user: User of the link; if empty, the daemon's.
         """
         return link_in(self.steward(["login"], user).stdout)
 
     def _configure(self) -> None:
+        """Write the daemon's configuration file."""
         own = os.path.dirname(self.state_dir)
         os.makedirs(own, mode=0o755, exist_ok=True)
         if self.steward_user:
@@ -336,31 +341,32 @@ class Site(Ground):
             file.write(text)
 
     def _answers(self) -> bool:
+        """Return True if the daemon answers; raise if it has ended."""
         if self._daemon is not None and self._daemon.poll() is not None:
             raise self._failed(f"the daemon ended with {self._daemon.returncode}")
         try:
             self.ask("archive.list")
         except Unavailable:
-            return False  # it is not as far as that
+            return False  # the daemon is not ready
         return True
 
     def submit(self, what: Submission) -> Submitted:
-        """Have one of the users submit one of the cast's jobs; raises as :meth:`order`."""
+        """Submit a job and record it in ``jobs``; raises as :meth:`order`."""
         self.jobs.append(self.order(what))
         return self.jobs[-1]
 
     def order(self, what: Submission) -> Submitted:
-        """Have one of the users submit a job.
+        """Submit a job as one of the users, without recording it.
 
         Raises:
-            SandboxError: Slurm does not take it.
-            DemoError: Slurm's answer names no job.
+            SandboxError: Slurm rejects the job.
+            DemoError: Slurm's output names no job.
         """
         user = self.users[min(what.author, len(self.users) - 1)]
         if what.script is not None:
             command = ["tee", "--", what.filename]
             self.sandbox.run(command, user=user, cwd=self.home(user), input=what.script, text=False)
-        # What the demo's caller has in the environment is no business of its users' jobs.
+        # Remove the caller's own variables from the environment of the jobs.
         foreign = [name for name in os.environ if name not in _LOGIN]
         clean = ["env", *(f"--unset={name}" for name in foreign if name not in what.env)]
         result = self.sandbox.run(
@@ -371,10 +377,10 @@ class Site(Ground):
         return Submitted(job=job, user=user, what=what)
 
     def wait_for_books(self, one: Submitted) -> PageAnswer:
-        """Wait until the nodes have told of a job; its page.
+        """Wait for the nodes' reports about a job; return its page.
 
         Raises:
-            DemoError: They have not, after the time-out.
+            DemoError: There were none before the time-out.
         """
 
         def ask() -> PageAnswer:
@@ -384,10 +390,10 @@ class Site(Ground):
         return self._until(ask, is_told, f"nothing is told of the steps of job {one.job}")
 
     def wait_for_charge(self, one: Submitted) -> int:
-        """Wait until a job was charged; what, in micro-SU.
+        """Wait until a job is charged; return the amount in micro-SU.
 
         Raises:
-            DemoError: It was not, after the time-out.
+            DemoError: It was not charged before the time-out.
         """
         return self._until(
             lambda: int(self.ask("bank.explain", job=str(one.job)).amount),
@@ -396,10 +402,10 @@ class Site(Ground):
         )
 
     def wait_for_rule(self, node: str) -> bool:
-        """Wait until a rule's action ended, and its node is drained; whether it succeeded, once.
+        """Wait for a rule's action; return True if it succeeded once and drained the node.
 
         Raises:
-            DemoError: None did, after the time-out.
+            DemoError: No rule acted before the time-out.
         """
         found = self._until(self._acted, bool, "no rule has acted")
         shown = self.steward(["action", "run", "slurm.node.get", f"nodes={node}", "--json"])
@@ -407,15 +413,15 @@ class Site(Ground):
         return drained and [one.status for one in found] == ["succeeded"]
 
     def _acted(self) -> list[Execution]:
-        """What rules have done, to its end."""
+        """List finished executions of rules."""
         answer: HistoryAnswer = self.ask("rules.history")
         return [one for one in answer.executions if one.phase == "ended"]
 
     def wait_for_gate(self) -> None:
-        """Wait until the gate says what an account has.
+        """Wait until the gate answers.
 
         Raises:
-            DemoError: It does not, after the time-out.
+            DemoError: It does not answer before the time-out.
         """
         self._until(
             lambda: self.ask("bank.holds"),
@@ -424,12 +430,12 @@ class Site(Ground):
         )
 
     def submit_all(self) -> None:
-        """Submit everything that there is to submit."""
+        """Submit all jobs of the demo."""
         for what in submissions():
             self.submit(what)
 
     def _newest_job(self, what: Submission) -> int:
-        """The id of a job that Slurm granted at once, so that srun did not say which."""
+        """Return the id of a job that started at once, so that srun did not print it."""
         command = ["squeue", "-h", "-t", "all", "-n", what.name, "-o", "%A"]
         ids = [int(word) for word in self.sandbox.run(command).stdout.split()]
         if not ids:
@@ -437,14 +443,14 @@ class Site(Ground):
         return max(ids)
 
     def job(self, name: str) -> Submitted:
-        """A submitted job by its name."""
+        """Return a submitted job by its name."""
         return next(one for one in self.jobs if one.what.name == name)
 
     def wait_for_jobs(self) -> tuple[JobLine, ...]:
-        """Wait until every job has ended and is in the archive; the lines of ``archive list``.
+        """Wait until every job is in the archive; return the lines of ``archive list``.
 
         Raises:
-            DemoError: Some are not after the time-out.
+            DemoError: Some are missing at the time-out.
         """
         wanted = sum(one.what.tasks or 1 for one in self.jobs)
         with_script = sum(one.what.tasks or 1 for one in self.jobs if one.what.script is not None)
@@ -459,12 +465,12 @@ class Site(Ground):
         )
 
     def _is_indexed(self) -> bool:
-        """Whether every consumer has passed every event."""
+        """Return True if every consumer has applied every event."""
         answer: StatusAnswer = self.ask("journal.status")
         return all(consumer.behind == 0 for consumer in answer.consumers)
 
     def stop(self) -> int | None:
-        """Have the daemon end by SIGTERM; its exit code, None if it did not end in time."""
+        """Stop the daemon with SIGTERM; return its exit code, None after the time-out."""
         if self._daemon is None:
             return None
         self._daemon.send_signal(signal.SIGTERM)
@@ -474,7 +480,7 @@ class Site(Ground):
             return None
 
     def down(self) -> None:
-        """End everything, and remove it."""
+        """End and remove everything."""
         self.books.stop()
         self.pages.stop()
         if self._daemon is not None:
@@ -483,14 +489,14 @@ class Site(Ground):
         self.sandbox.down()
 
     def _until(self, ask: Callable[[], T], is_so: Callable[[T], bool], otherwise: str) -> T:
-        """Wait for an answer that is as it is to be."""
+        """Poll until an answer satisfies a condition; return the answer."""
         found: list[T] = []
 
         def ready() -> bool:
             try:
                 found[:] = [ask()]
             except (Missing, Unavailable):
-                return False  # nobody knows of it, or can say, yet
+                return False  # unknown or unavailable so far
             return is_so(found[0])
 
         self._wait(ready, _JOBS_S, otherwise)
@@ -506,7 +512,7 @@ class Site(Ground):
             time.sleep(0.1)
 
     def _failed(self, what: str) -> DemoError:
-        """An error with the last that the daemon said, for it may soon be gone."""
+        """Make an error with the last lines of the daemon's log, which may soon be gone."""
         try:
             with open(self.log, encoding="utf-8", errors="replace") as file:
                 said = file.read().splitlines()[-3:]

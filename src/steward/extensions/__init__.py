@@ -1,1 +1,1 @@
-"""Parts that a site may do without; each is loaded by its entry point."""
+"""Optional extensions, each loaded by its entry point: Kafka, Torque, search servers and more."""

@@ -1,7 +1,7 @@
-"""Who is who: jobs, runs and scripts, kept in jobs.db.
+"""Job records: jobs, runs, steps and scripts in jobs.db, merged from all observations.
 
-What the room offers is imported when it is first named: a command that asks
-jobs.db one question need not load the consumer that keeps it.
+:class:`JobsConsumer` writes jobs.db, :class:`Jobs` reads it. Names are imported on first use, so
+that a command with one query does not load the consumer.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,9 @@
-"""The consumer ``jobs``: keeps jobs.db and says whose each script is, and how each run went.
+"""Jobs consumer: applies events to jobs.db and assigns scripts, records and runs to jobs.
 
-It is the only place that decides which script, record and run belong to which
-job. Everything that is known of a job id is resolved anew when a fact of it
-comes, so that facts may come late, twice, and in any order.
+:class:`JobsConsumer` is the only place that decides which job a script, record or run belongs to.
+Each event re-resolves everything known about its job id, so events may arrive late, twice and in
+any order. The consumer also appends events of its own (job.identity, run.start, run.end,
+step.usage …), through an outbox.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -51,15 +52,15 @@ _ALONE: Final = frozenset({ARCHIVE_PURGE, ACCOUNTING_EXPIRE, NODE_GAP, JOB_MISSE
 
 
 class JobsConsumer:
-    """Keeps jobs.db; see ``steward.core.consumers.Consumer``.
+    """Consumer ``jobs``: keeps jobs.db; see ``steward.core.consumers.Consumer``.
 
     Args:
         settings: The configuration; the database is ``jobs.db`` in its state_dir.
-        clock: Tells the present moment.
+        clock: Returns the present time.
 
     Raises:
         SqliteError: The database cannot be used.
-        SqliteUnavailable: It cannot be used now.
+        SqliteUnavailable: The database cannot be used now. Retry later.
     """
 
     name = "jobs"
@@ -77,20 +78,20 @@ class JobsConsumer:
         self._clock = clock
         self._connection = open_database(self._path, MIGRATIONS)
         with translated(self._path):
-            # What is replaced or deleted is overwritten: a purge leaves no copy in a free page.
+            # Overwrite replaced and deleted data, so that a purge leaves no copy in a free page.
             self._connection.execute("PRAGMA secure_delete=ON")
             widen(self._connection)
             self._outbox = Outbox(self._connection, self._path)
         self._is_backfilled = False
 
     def cursor(self) -> int:
-        """Position of the last event that was taken in; 0 at first."""
+        """Return the journal position of the last applied event; 0 at first."""
         with translated(self._path):
             (position,) = self._connection.execute("SELECT position FROM cursor").fetchone()
         return int(position)
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:
-        """Take in events, append what follows from them, and move the cursor to ``upto``.
+        """Apply events, append the resulting events, and move the cursor to ``upto``.
 
         Raises:
             SqliteUnavailable: The database cannot be written now.
@@ -117,11 +118,11 @@ class JobsConsumer:
             self._outbox.send(append, upto, said)
         if any(event.kind == ARCHIVE_PURGE for event in events):
             with translated(self._path):
-                # What was purged is not to lie on in the WAL until something overwrites it.
+                # Purged text must not stay in the WAL until something overwrites it.
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def tick(self, append: Append) -> float:
-        """Look again at what waits for a fact that does not come.
+        """Re-resolve job ids whose waiting time is over; return seconds until the next call.
 
         Raises:
             SqliteUnavailable: The database cannot be written now.
@@ -150,6 +151,7 @@ class JobsConsumer:
         return 0.0
 
     def _due(self) -> dict[str, list[int]]:
+        """Return job ids whose waiting time is over, by cluster."""
         rows = self._connection.execute(
             "SELECT cluster, job_id FROM due WHERE at <= ? ORDER BY at LIMIT ?",
             (micros(self._clock()), _CHUNK),
@@ -157,13 +159,17 @@ class JobsConsumer:
         return _by_cluster(rows)
 
     def _untold(self) -> dict[str, list[int]]:
-        """Ids with runs that no line was made of: they are of a time before there were any."""
+        """Return job ids with runs that have no line yet.
+
+        They are older than the table of lines.
+        """
         rows = self._connection.execute(
             "SELECT DISTINCT cluster, job_id FROM run WHERE told IS NULL LIMIT ?", (_CHUNK,)
         )
         return _by_cluster(rows)
 
     def _until_due_s(self) -> float:
+        """Return seconds until the next job id is due, at most an hour."""
         (at_us,) = self._connection.execute("SELECT min(at) FROM due").fetchone()
         if at_us is None:
             return 3600.0
@@ -172,9 +178,9 @@ class JobsConsumer:
 
     @contextmanager
     def _durable(self) -> Iterator[Connection]:
-        """A transaction that outlives a power loss, for the journal will hold what follows of it.
+        """Open a transaction that survives a power loss, because the journal will hold its results.
 
-        Others are not waited for: what such a loss takes of them the journal gives again.
+        Other transactions are not synced: the journal replays what a power loss takes of them.
         """
         with translated(self._path):
             self._connection.execute("PRAGMA synchronous=FULL")
@@ -185,11 +191,11 @@ class JobsConsumer:
             self._connection.execute("PRAGMA synchronous=NORMAL")
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._connection.close()
 
     def _take_in(self, events: Sequence[Event]) -> list[Event]:
-        """Put facts into their groups; returns what is to be said."""
+        """Add events to the groups of their job ids; return the events to append."""
         by_cluster: dict[str, dict[int, list[Event]]] = {}
         for event in events:
             by_id = by_cluster.setdefault(event.cluster, {})
@@ -218,7 +224,7 @@ class JobsConsumer:
         return said
 
     def _load(self, cluster: str, news: dict[int, list[Event]]) -> dict[int, Group]:
-        """What is known of some ids; of launches those of the steps that there is news of."""
+        """Load the groups of some job ids, with the launches of the steps that events concern."""
         groups = load(self._connection, cluster, news)
         steps = {
             (job_id, event.body.step)
@@ -240,7 +246,7 @@ class JobsConsumer:
         *,
         is_silent: bool = False,
     ) -> list[Event]:
-        """Resolve groups and gather what is to be written; returns what is to be said."""
+        """Resolve groups into jobs and collect the rows to write; return the events to append."""
         said: list[Event] = []
         leaders = Leaders(self._connection, cluster)
         resolved = [
@@ -265,6 +271,7 @@ class JobsConsumer:
         return said
 
     def _note(self, event: Event) -> None:
+        """Apply an event that concerns no single job id."""
         if isinstance(event.body, AccountingExpire):
             expire(self._connection, event.cluster, event.body.before)
         elif isinstance(event.body, JobsMissed):
@@ -273,6 +280,7 @@ class JobsConsumer:
             put_gap(self._connection, event)
 
     def _purge(self, events: Iterable[Event]) -> list[Event]:
+        """Purge scripts; return the events to append."""
         said: list[Event] = []
         for event in events:
             body: ArchivePurge = event.body
@@ -289,11 +297,12 @@ class JobsConsumer:
 
 
 def _alone(event: Event) -> str:
-    """The kind of an event that concerns no one job id; "" of all others."""
+    """Return the kind of an event that concerns no single job id; "" for all others."""
     return event.kind if event.kind in _ALONE else ""
 
 
 def _by_cluster(rows: Iterable[tuple[str, int]]) -> dict[str, list[int]]:
+    """Group job ids by cluster."""
     found: dict[str, list[int]] = {}
     for cluster, job_id in rows:
         found.setdefault(cluster, []).append(job_id)

@@ -1,4 +1,9 @@
-"""How an event of a job id is checked, and put to what is known of that id."""
+"""Event intake of the jobs consumer: validate an event and add it to its job id's group.
+
+:func:`check` rejects events that must not reach jobs.db. :func:`add` puts a valid event into the
+:class:`steward.jobs.tables.Group` of its job id; :func:`run_key` and :func:`launch_key` say which
+run or launch it concerns.
+"""
 
 from typing import Final
 
@@ -18,7 +23,7 @@ from steward.slurm.job_states import base_state
 _MAX_INT64: Final = 2**63 - 1
 
 _LONGEST: Final = 256
-"""No name of a node or of a step has more letters."""
+"""Longest accepted name of a node or step, in characters."""
 
 _HALTS: Final = frozenset({"RUNNING", "SUSPENDED"})
 
@@ -26,7 +31,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def check(event: Event) -> None:
-    """Reject what must not reach the database, before anything is written."""
+    """Reject an event that must not reach the database, before anything is written."""
     body = event.body
     if isinstance(body, JobScript):
         good = 0 < body.job_id <= MAX_JOB_ID and abs(body.spool_mtime_ns) <= _MAX_INT64
@@ -49,6 +54,7 @@ def check(event: Event) -> None:
 
 
 def _is_good_launch(body: Launch) -> bool:
+    """Return True if the ids and names of a launch are in range."""
     good = 0 < body.job_id <= MAX_RAW_ID and abs(body.launched_us) <= _MAX_INT64
     good = good and 0 < len(body.step) <= _LONGEST and 0 < len(body.node) <= _LONGEST
     if good and isinstance(body, TasksExited):
@@ -57,31 +63,31 @@ def _is_good_launch(body: Launch) -> bool:
 
 
 def job_id_of(event: Event) -> int:
-    """The id that an event tells of."""
+    """Return the job id of an event."""
     body = event.body
     return int(body.record.job_id if isinstance(body, JobFacts) else body.job_id)
 
 
 def launch_key(body: Launch) -> LaunchKey:
-    """The name of a launch within its job's id."""
+    """Return the key of a launch within its job id: step, node and launch time."""
     return body.step, body.node, body.launched_us
 
 
 def run_key(event: Event) -> tuple[int, int]:
-    """The run that a record is of, within its job's id: submit time (µs) and restart count."""
+    """Return the key of a record's run within its job id: submit time (µs) and restart count."""
     record: JobRecord = event.body.record
-    # A tree that is imported knows no submit time: the event's own is the nearest to it.
+    # Imported archive trees lack submit times; the event's time is the closest value.
     submit = record.submit or event.at
     return micros(submit.replace(microsecond=0)), record.restarts
 
 
 def add(group: Group, event: Event, now_us: int) -> None:
-    """Put an event to what is known of its job's id.
+    """Add an event to the group of its job id.
 
     Args:
-        group: What is known; of a launch's step all launches.
-        event: Any but what :func:`steward.jobs.launches.put_accounted` keeps.
-        now_us: The present moment, µs since the epoch.
+        group: Everything known about the job id; for a launch, all launches of its step.
+        event: Any event but those that :func:`steward.jobs.launches.put_accounted` stores.
+        now_us: Present time, µs since the epoch.
     """
     body = event.body
     if isinstance(body, JobScript):
@@ -96,7 +102,8 @@ def add(group: Group, event: Event, now_us: int) -> None:
 
 
 def _add_script(group: Group, event: Event) -> None:
-    # What was purged stays so: its row holds the place.
+    """Add a job.script event to the group."""
+    # A purged script keeps its row, so that it is not stored again.
     if event.key not in group.scripts:
         body: JobScript = event.body
         group.scripts[event.key] = ScriptRow(
@@ -105,6 +112,7 @@ def _add_script(group: Group, event: Event) -> None:
 
 
 def _add_record(group: Group, event: Event) -> None:
+    """Add an observation of a run to the group."""
     record: JobRecord = event.body.record
     key = run_key(event)
     run = group.runs.get(key)

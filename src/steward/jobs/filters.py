@@ -1,4 +1,9 @@
-"""What jobs.db answers with, and how it is asked: the structs that other rooms build on."""
+"""Job filters and the structs that jobs.db queries return: Job, Run, Script, JobFilter.
+
+:class:`JobFilter` says which jobs to list; :func:`conditions` turns it into a WHERE clause with
+bound values. :func:`scoped` adds the condition on what a person may see; :func:`called` the
+condition for a job named by a user. Limits on patterns keep one query from blocking others.
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,46 +20,46 @@ from steward.jobs.job_ids import JobName, display, parse
 
 
 class ScopeLike(Protocol):
-    """Whose jobs of one cluster somebody may see; ``steward.core.access.Scope`` is one."""
+    """Jobs of one cluster that a person may see; ``steward.core.access.Scope`` implements it."""
 
     @property
     def everything(self) -> bool:
-        """All of them; the other attributes then do not matter."""
+        """Whether all jobs are visible; the other attributes then do not matter."""
 
     @property
     def uid(self) -> int | None:
-        """Those of this uid."""
+        """Uid whose jobs are visible."""
 
     @property
     def user(self) -> str:
-        """Of those only what was submitted under this name; "" for any name."""
+        """Restricts that uid's jobs to those submitted under this name; "" for any name."""
 
     @property
     def accounts(self) -> frozenset[str]:
-        """Beside these, all that were charged to one of these accounts."""
+        """Accounts whose jobs are visible in addition."""
 
 
 Position = tuple[datetime, int, int]
-"""First submit time, job id and number: submit times are in whole seconds."""
+"""Position in a job list: first submit time (whole seconds), job id and row number."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One job: (cluster, job id, first submit time), however often it ran.
+    """Job: (cluster, job id, first submit time), however often it ran.
 
     Attributes:
-        number: Its row in jobs.db; not lasting, only to be used with the database at hand.
-        cluster: The cluster's name.
-        job_id: The raw id (of an array task: its own).
-        first_submit: Submit time of the first run, UTC; of a job that Slurm has not
-            confirmed, and of one whose first run was never seen, the script's time.
-        verified: Whether Slurm has shown this job. If not, only ``name`` is known, and
-            that is what the environment claims.
-        purged: Whether its script was purged, and its private text with it.
-        ended: Whether its last run is over (and was not requeued).
-        record: The latest that is known. ``user`` is the name that the uid resolved to
-            when the job was first seen; state and times are those of the last run.
-        script_key: Key of the job.script event; of an array task that of its array's
-            script, of a het component that of its leader's. "" if there is none.
+        number: Row number in jobs.db. Not permanent: use it only with the open database.
+        cluster: Cluster name.
+        job_id: Raw id; for an array task, its own.
+        first_submit: Submit time of the first run, UTC. If Slurm has not confirmed the job, or its
+            first run was missed, the script's time.
+        verified: Whether Slurm has shown this job. If not, only ``name`` is known, as the
+            environment claims it.
+        purged: Whether its script and private text were purged.
+        ended: Whether its last run ended without a requeue.
+        record: Latest known record. ``user`` is the name of the uid when the job was first seen;
+            state and times are those of the last run.
+        script_key: Key of the job.script event: for an array task its array's script, for a het
+            component its leader's. "" if there is none.
     """
 
     number: int
@@ -69,24 +74,24 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """The job's name as Slurm prints it: 123, 123_7, 123_[1-9%2], 123+1."""
+        """Job name as Slurm prints it: 123, 123_7, 123_[1-9%2], 123+1."""
         return display(self.record)
 
     @property
     def position(self) -> "Position":
-        """Where it stands in a list, newest first: what ``Jobs.list`` takes as ``before``."""
+        """Position in a list, newest first; pass it to ``Jobs.list`` as ``before``."""
         return self.first_submit, self.job_id, self.number
 
 
 def identity_of(job: Job, script_key: str) -> JobIdentity | None:
-    """What the consumer ``jobs`` has said of a script's job.
+    """Return the identity of a script's job, as the jobs consumer published it.
 
     Args:
-        job: The job that the script itself belongs to, see ``Jobs.by_script``.
+        job: The job that owns the script, see ``Jobs.by_script``.
         script_key: Key of the job.script event.
 
     Returns:
-        Whose it is; None while Slurm has not shown the job.
+        The job's identity, or None while Slurm has not shown the job.
     """
     if not job.verified:
         return None
@@ -99,16 +104,15 @@ def identity_of(job: Job, script_key: str) -> JobIdentity | None:
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a job: (job, restart count).
+    """Run of a job: (job, restart count).
 
     Attributes:
         restarts: Restart count; 0 for the first run.
-        submit: Its submit time, UTC (a requeue changes it).
-        ended: Whether it is over.
-        record: The latest that is known of this run; its ``end`` is the first that was
-            reported as final.
-        late_end: End time, UTC, of a second end record, as Slurm before 25.11 writes one
-            when a finished job is requeued: recorded, never to be used. None if there is none.
+        submit: Submit time, UTC; a requeue changes it.
+        ended: Whether the run ended.
+        record: Latest known record of the run. Its ``end`` is the first one reported as final.
+        late_end: End time, UTC, of a second end record, which Slurm before 25.11 writes when a
+            finished job is requeued; recorded but never used. None if there is none.
     """
 
     restarts: int
@@ -119,13 +123,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
-    """One kept script.
+    """Stored script of a job.
 
     Attributes:
         key: Key of the job.script event.
-        cluster: The cluster's name.
-        body: What the event said.
-        job_number: ``Job.number`` of the job that it belongs to.
+        cluster: Cluster name.
+        body: Body of the job.script event.
+        job_number: ``Job.number`` of its job.
     """
 
     key: str
@@ -135,22 +139,22 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs to list; an empty tuple or None does not restrict.
+    """Filter of a job list; an empty tuple or None does not restrict.
 
     Attributes:
-        clusters: Names of clusters.
-        users: Names at submit, or uids in digits.
+        clusters: Cluster names.
+        users: User names at submit time, or uids in digits.
         accounts: Accounts, in lower case as Slurm keeps them.
         partitions: Partitions; a job submitted to several ("a,b") matches each.
         names: Job names as shell patterns (``*``, ``?``, ``[…]``), case-sensitive.
         states: States as Slurm spells them ("FAILED"), in any case.
         jobs: Jobs as Slurm names them ("123" with all tasks of an array and all
             components of a het job, "123_7", "123+1", a SLUID).
-        since: First submit at this time or later.
+        since: Earliest first submit time.
         until: First submit before this time.
         with_script: Only jobs with (True) or without (False) a script of their own.
-        scopes: Who asks may see these, by cluster; a cluster that is not in it is not
-            shown. None for everything.
+        scopes: What the requester may see, by cluster; other clusters are hidden. None for
+            everything.
     """
 
     clusters: tuple[str, ...] = ()
@@ -167,28 +171,28 @@ class JobFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 NOTHING: Final = "1 = 0"
-"""The condition that holds for no row."""
+"""SQL condition that holds for no row."""
 
 
 class Values(Protocol):
-    """Binds values, in the way of the database that is asked."""
+    """Binder of SQL values, in the syntax of the queried database."""
 
     def bind(self, value: object) -> str:
-        """What stands for a value in the statement."""
+        """Bind a value and return its placeholder."""
         ...
 
     def one_of(self, column: str, values: Iterable[object]) -> str:
-        """The condition that a column has one of these values."""
+        """Return the condition that a column has one of these values."""
         ...
 
 
 def scoped(scopes: Mapping[str, ScopeLike], values: Values, table: str = "") -> str:
-    """The condition that a row may be seen.
+    """Return the condition that a person may see a row.
 
     Args:
-        scopes: Whose rows may be seen, by cluster; of other clusters none.
-        values: Binds what is compared with.
-        table: Put before each column, with its dot.
+        scopes: Visible jobs by cluster; rows of other clusters are hidden.
+        values: Binds the compared values.
+        table: Prefix of each column, including its dot.
     """
     parts = []
     for cluster, scope in scopes.items():
@@ -211,22 +215,22 @@ def scoped(scopes: Mapping[str, ScopeLike], values: Values, table: str = "") -> 
 
 
 def any_of(parts: Iterable[str]) -> str:
-    """The condition that one of these holds; there is at least one."""
+    """Join conditions with OR; there must be at least one."""
     alternatives = list(parts)
     if len(alternatives) == 1:
         return alternatives[0]
-    # Halved, not chained: how deep an expression may be is limited.
+    # Halved rather than chained: SQLite limits the depth of expressions.
     half = len(alternatives) // 2
     return f"({any_of(alternatives[:half])} OR {any_of(alternatives[half:])})"
 
 
 MOST_PATTERNS: Final = 1000
-"""So many patterns of a kind, or names of parts of jobs, a filter may have."""
+"""Maximum number of patterns of one kind, or of named job parts, in a filter."""
 
 LONGEST_PATTERN: Final = 1024
 MOST_WILDCARDS: Final = 32
 MOST_PATTERN_LETTERS: Final = 20_000
-"""Bounds of one pattern, and of all of a filter together: what a name is tried with costs."""
+"""Limits on one pattern and on all patterns of a filter, because matching costs time."""
 
 _STARS: Final = re.compile(r"\*{2,}")
 _WILD: Final = re.compile(r"[*?\[]")
@@ -235,7 +239,7 @@ _EVERYTHING: Final = "1"
 
 
 class _Values:
-    """Hands out a name for each bound value."""
+    """Binder that gives each bound value a name."""
 
     def __init__(self) -> None:
         self.bound: dict[str, Any] = {}
@@ -248,19 +252,19 @@ class _Values:
     def one_of(self, column: str, values: Iterable[object]) -> str:
         chosen = list(values)
         if len(chosen) == 1:
-            # With an equation the index gives its order, too: nothing is to be sorted.
+            # With "=" the index also delivers the order, so nothing is sorted.
             return f"{column} = {self.bind(chosen[0])}"
         listed = self.bind(msgspec.json.encode(chosen).decode())
         return f"{column} IN (SELECT value FROM json_each({listed}))"  # noqa: S608 -- a bound value
 
 
 def conditions(wanted: JobFilter) -> tuple[str, dict[str, Any]]:
-    """The WHERE clause of a filter, and the values bound in it.
+    """Return the WHERE clause of a filter and its bound values.
 
     Raises:
-        JobNameError: ``wanted.jobs`` holds a text that names no job.
-        UsageError: There are more than :data:`MOST_PATTERNS` patterns of a kind, or array
-            tasks, het components and SLUIDs, or one that would cost too much.
+        JobNameError: ``wanted.jobs`` contains an invalid job name.
+        UsageError: There are more than :data:`MOST_PATTERNS` patterns of a kind, or array tasks,
+            het components and SLUIDs, or a pattern is too expensive.
     """
     values = _Values()
     parts = [
@@ -276,6 +280,7 @@ def conditions(wanted: JobFilter) -> tuple[str, dict[str, Any]]:
 
 
 def _named(jobs: Iterable[str], values: _Values) -> str:
+    """Return the condition that a job has one of these names."""
     names = [parse(text) for text in jobs]
     ids = sorted({name.job_id for name in names if name.is_whole})
     columns = ("job.job_id", "job.array_job_id", "job.het_job_id") if ids else ()
@@ -290,11 +295,11 @@ def _named(jobs: Iterable[str], values: _Values) -> str:
 
 
 def check_patterns(patterns: Sequence[object], what: str) -> None:
-    """Refuse more patterns than each job can be tried with.
+    """Reject more patterns than each job can be tested against.
 
     Args:
-        patterns: All of one kind.
-        what: What they are, in the plural.
+        patterns: All patterns of one kind.
+        what: Plural noun for the error message.
 
     Raises:
         UsageError: There are more than :data:`MOST_PATTERNS`.
@@ -308,15 +313,15 @@ def check_patterns(patterns: Sequence[object], what: str) -> None:
 
 
 def name_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
-    """Patterns for jobs' names, each once and in its shortest form, if they may be looked for.
+    """Validate patterns for job names; return each once, in its shortest form.
 
     Args:
-        patterns: As a shell has them.
+        patterns: Shell patterns.
 
     Raises:
         UsageError: They are too many, too long, or have too many wildcards.
     """
-    # Any number of stars mean what one means, and cost a server what they are.
+    # Repeated stars mean the same as one, but cost more to match.
     found = tuple(dict.fromkeys(_STARS.sub("*", pattern) for pattern in patterns))
     check_patterns(found, "job names")
     for pattern in found:
@@ -343,13 +348,13 @@ def name_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
 
 
 def called(name: JobName, *, is_exact: bool, prefix: str = "") -> tuple[str, dict[str, Any]]:
-    """The condition that a job has this name.
+    """Return the condition that a job has this name.
 
     Args:
-        name: What it is called.
-        is_exact: Only the job of that raw id or of that one task; else also all parts of
-            an array or het job, and the array that still holds the task.
-        prefix: Begins the names of the bound values.
+        name: The parsed name.
+        is_exact: Match only that raw id or task. Otherwise also all parts of an array or het job,
+            and the array record that still contains the task.
+        prefix: Prefix for the names of bound values.
     """
     bound: dict[str, Any] = {f"{prefix}id": name.job_id}
     by_id = f":{prefix}id"
@@ -375,6 +380,7 @@ def called(name: JobName, *, is_exact: bool, prefix: str = "") -> tuple[str, dic
 
 
 def _times(wanted: JobFilter, values: _Values) -> Iterable[str]:
+    """Yield the conditions on the first submit time."""
     if wanted.since is not None:
         yield f"job.first_submit >= {values.bind(micros(wanted.since))}"
     if wanted.until is not None:
@@ -382,6 +388,7 @@ def _times(wanted: JobFilter, values: _Values) -> Iterable[str]:
 
 
 def _columns(wanted: JobFilter, values: _Values) -> Iterable[str]:
+    """Yield the conditions on columns with exact values."""
     if wanted.clusters:
         yield values.one_of("job.cluster", wanted.clusters)
     if wanted.users:
@@ -393,7 +400,7 @@ def _columns(wanted: JobFilter, values: _Values) -> Iterable[str]:
     if wanted.accounts:
         yield values.one_of("job.account", wanted.accounts)
     if wanted.states:
-        # Of several the index has each by itself: all would have to be sorted.
+        # For several states, the index would return each separately and all rows would be sorted.
         beside = _beside(wanted) if len(wanted.states) == 1 else "+"
         yield values.one_of(f"{beside}job.state", (state.upper() for state in wanted.states))
     if wanted.with_script is not None:
@@ -401,6 +408,7 @@ def _columns(wanted: JobFilter, values: _Values) -> Iterable[str]:
 
 
 def _patterns(wanted: JobFilter, values: _Values) -> Iterable[str]:
+    """Yield the conditions on partitions and on job name patterns."""
     if wanted.partitions:
         check_patterns(wanted.partitions, "partitions")
         yield any_of(
@@ -411,7 +419,7 @@ def _patterns(wanted: JobFilter, values: _Values) -> Iterable[str]:
         patterns = name_patterns(wanted.names)
         plain = [pattern for pattern in patterns if not _WILD.search(pattern)]
         either = [values.one_of(f"{_beside(wanted)}job.name", plain)] if plain else []
-        # GLOB is the shell's pattern, but for how a set is negated.
+        # GLOB is the shell's pattern, except for the negation of a set.
         either += [
             f"job.name GLOB {values.bind(pattern.replace('[!', '[^'))}"
             for pattern in patterns
@@ -421,5 +429,5 @@ def _patterns(wanted: JobFilter, values: _Values) -> Iterable[str]:
 
 
 def _beside(wanted: JobFilter) -> str:
-    """Keeps a column's index from being chosen where a person's, or jobs', finds far fewer."""
+    """Return "+", which disables a column's index, if one on users or jobs selects fewer rows."""
     return "+" if wanted.users or wanted.accounts or wanted.jobs else ""

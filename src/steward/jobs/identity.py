@@ -1,8 +1,8 @@
-"""Who is who: which runs and which scripts of one job id make one job.
+"""Job identity: assigns the runs and scripts of one job id to jobs.
 
-A pure function of all that is known of (cluster, job id), so that facts may
-come in any order. Runs and scripts are walked through by time, and each either
-goes on with the job before it or begins another.
+:func:`resolve` is a pure function of everything known about (cluster, job id), so events may come
+in any order. It walks through runs and scripts by time; each either continues the preceding job or
+starts a new one, because Slurm reuses job ids.
 """
 
 from datetime import datetime
@@ -16,16 +16,22 @@ from steward.jobs.run_merge import RunFacts, merge_runs
 from steward.slurm.job_states import LOST
 
 SLACK_US: Final = 2_000_000
-"""Submit times have whole seconds, and the spool's clock may be another machine's."""
+"""Tolerance between times, in µs.
+
+Submit times have whole seconds and the spool's clock may be another machine's.
+"""
 
 PROMPT_US: Final = 60_000_000
-"""slurmctld writes a script while it answers the submission. A script that is later than
-this is of a job only if Slurm still showed the job after it: of a re-used id the
-script may be seen before the record, and must not go to the former owner."""
+"""Longest time from submission to script, in µs.
+
+slurmctld writes the script while it answers the submission. A later script belongs to a job only
+if Slurm still showed the job after it: with a reused id the script may be seen before the record,
+and must not go to the former owner.
+"""
 
 
 class KeptScript(msgspec.Struct):
-    """What resolving needs to know of a script."""
+    """Script of a job id, as far as resolving needs it."""
 
     key: str
     spool_mtime_ns: int
@@ -33,19 +39,19 @@ class KeptScript(msgspec.Struct):
 
     @property
     def mtime_us(self) -> int:
-        """Time of the script, µs since the epoch."""
+        """Modification time of the script, µs since the epoch."""
         return self.spool_mtime_ns // 1000
 
 
 class Resolved(msgspec.Struct):
-    """One job, as the facts show it.
+    """Job as resolved from runs and scripts.
 
     Attributes:
         first_submit_us: Submit time of its first run, µs since the epoch.
-        runs: Its runs, first to last; none if Slurm has not shown it.
+        runs: Its runs, first to last; empty if Slurm has not shown it.
         scripts: Its scripts, oldest first.
-        record: Made of the runs; None if there are none.
-        is_replaced: Whether Slurm gave its id to another job, and so has it no more.
+        record: Record merged from the runs; None without runs.
+        is_replaced: Whether Slurm gave its id to another job and no longer has it.
     """
 
     first_submit_us: int
@@ -56,25 +62,25 @@ class Resolved(msgspec.Struct):
 
     @property
     def latest(self) -> RunFacts:
-        """The last run that is known."""
+        """Last known run."""
         return self.runs[-1]
 
     @property
     def is_gone(self) -> bool:
-        """Whether it is over because it is replaced: nothing told that it ended."""
+        """Whether the job ended only because another one took its id; no source reported an end."""
         return self.is_replaced and not self.latest.is_over
 
     @property
     def is_over(self) -> bool:
-        """Whether its last run ended, and was not requeued for another."""
+        """Whether its last run ended without a requeue."""
         return self.is_replaced or self.latest.is_over
 
     def goes_on_with(self, run: RunFacts, record: JobRecord) -> bool:
-        """Whether ``run``, the next in time, is of this job."""
+        """Return True if ``run``, the next in time, belongs to this job."""
         mine = self.record
         if mine is None:
             return run.restarts > 0
-        # To jobcomp plugins Slurm 26.05 gives as the original id of a later run that run's own.
+        # To jobcomp plugins, Slurm 26.05 gives a later run's own SLUID as the original SLUID.
         is_told = run.restarts == 0 or record.original_sluid != record.sluid
         if mine.original_sluid and record.original_sluid and is_told:
             return mine.original_sluid == record.original_sluid
@@ -87,8 +93,8 @@ class Resolved(msgspec.Struct):
         )
 
     def takes(self, script: KeptScript) -> bool:
-        """Whether ``script``, which is not older than this job, is of this job."""
-        # Of a het job's component that was requeued, slurmctld forgets that it has a script.
+        """Return True if ``script``, which is not older than this job, belongs to it."""
+        # slurmctld forgets that a requeued het component has a script.
         if not any(may_have_script(run.merged()) for run in self.runs):
             return False
         if script.mtime_us <= max(run.shown_until_us for run in self.runs):
@@ -97,29 +103,29 @@ class Resolved(msgspec.Struct):
 
 
 def may_have_script(record: JobRecord) -> bool:
-    """Whether the spool can hold a script under the job's own id.
+    """Return True if the spool can hold a script under the job's own id.
 
-    An array has one for all its tasks; of a het job sbatch gives each component but the
-    leader a stand-in, which never runs, and an environment of its own.
+    An array has one script for all tasks. For a het job, sbatch gives each component but the
+    leader a stand-in script, which never runs, and an environment of its own.
     """
     return record.batch is not False and record.array_job_id in (0, record.job_id)
 
 
 def is_prompt(spool_mtime_ns: int, submit: datetime) -> bool:
-    """Whether a script of this time was written at a submission."""
+    """Return True if a script was written at this submission, judging by its time."""
     return -SLACK_US <= spool_mtime_ns // 1000 - micros(submit) <= PROMPT_US
 
 
 def resolve(runs: list[RunFacts], scripts: list[KeptScript]) -> list[Resolved]:
-    """The jobs that had one id, oldest first.
+    """Resolve the runs and scripts of one job id into jobs, oldest first.
 
     Args:
-        runs: All that is known of runs under this id.
-        scripts: All scripts that were kept under this id.
+        runs: All known runs of this id.
+        scripts: All stored scripts of this id.
     """
     jobs: list[Resolved] = []
     runs = [run for run in runs if not run.is_forgotten]
-    # A script comes after the record of its own submission, whatever the clocks say.
+    # A script follows the record of its own submission, whatever the clocks say.
     items: list[tuple[tuple[int, int, int, str], RunFacts | KeptScript]] = [
         ((run.submit_us, 0, run.restarts, ""), run) for run in runs
     ]
@@ -137,6 +143,7 @@ def resolve(runs: list[RunFacts], scripts: list[KeptScript]) -> list[Resolved]:
 
 
 def _place_run(jobs: list[Resolved], current: Resolved | None, run: RunFacts) -> None:
+    """Add a run to the current job, or start a new job with it."""
     record = run.merged()
     if current is not None and current.goes_on_with(run, record):
         current.runs.append(run)
@@ -147,10 +154,10 @@ def _place_run(jobs: list[Resolved], current: Resolved | None, run: RunFacts) ->
 
 
 def _replace(jobs: list[Resolved], run: RunFacts) -> None:
-    """The job that had the id until now is over.
+    """Mark the former job of the id as over.
 
-    A slurmctld that was killed forgot it, and nobody may have looked before the id was used
-    again. Where it was shown after that, another crash brought it back.
+    A killed slurmctld forgot it, perhaps without any poll before the id was reused. If Slurm
+    showed it after that, another crash brought it back.
     """
     former = next((job for job in reversed(jobs) if job.runs), None)
     if former is not None:
@@ -161,16 +168,18 @@ def _replace(jobs: list[Resolved], run: RunFacts) -> None:
 
 
 def _give(job: Resolved, script: KeptScript) -> None:
+    """Add a script to a job."""
     if job.runs[0].restarts > 0:
-        # Its first run was never seen, but the script was written at its submission.
+        # The first run was missed, but the script dates from its submission.
         job.first_submit_us = min(job.first_submit_us, whole_second(script.mtime_us))
     job.scripts.append(script)
 
 
 def whole_second(us: int) -> int:
-    """The submit time that Slurm would show of a script with this time, µs since the epoch."""
+    """Return the submit time Slurm would show for a script of this time, µs since the epoch."""
     return us // 1_000_000 * 1_000_000
 
 
 def _agree(mine: int | None, theirs: int | None, unknown: int | None) -> bool:
+    """Return True if two values are equal, or one is unknown."""
     return unknown in (mine, theirs) or mine == theirs

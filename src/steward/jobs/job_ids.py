@@ -1,9 +1,8 @@
-"""How jobs are named: as Slurm does, and as nobody else's text may pretend to.
+"""Job names and ids: parse what users type, and format names as Slurm prints them.
 
-``123`` (a job, an array, or an array task's raw id), ``123_7`` (an array task),
-``123+1`` (a het component) and a SLUID, which Slurm 26.05 prints as ``s`` and
-13 digits of Crockford's base 32. Torque's users write ``123[7]``, ``123[]`` for an
-array, and the server's name behind a dot.
+Forms: ``123`` (a job, an array, or an array task's raw id), ``123_7`` (an array task), ``123+1``
+(a het component) and a SLUID, which Slurm 26.05 prints as ``s`` and 13 digits of Crockford's base
+32. Torque's users write ``123[7]``, ``123[]`` for an array, and the server's name after a dot.
 """
 
 import re
@@ -14,13 +13,13 @@ from steward.core.errors import UsageError
 from steward.core.records import JobRecord
 
 MAX_JOB_ID = 2**32 - 1
-"""The highest number that a person may give, and that a scheduler counts jobs with."""
+"""Highest job number that a scheduler assigns or a user may type."""
 MAX_RAW_ID = 2**53 - 1
-"""The highest raw id: capture makes ids up where a scheduler has none. JSON carries it."""
+"""Highest raw id, the largest integer JSON carries; capture invents ids if a scheduler has none."""
 _NUMBERED = re.compile(r"([0-9]{1,10})(?:_([0-9]{1,10})|\+([0-9]{1,10}))?")
 _TORQUE = re.compile(
     r"([0-9]{1,10})(?:\[([0-9]{1,10})?\])?"
-    # A step of Slurm's is no server.
+    # "123.batch" is a step of Slurm's, not a server name.
     r"(?:\.(?!(?:batch|extern|interactive)\Z)[A-Za-z][A-Za-z0-9.-]{0,252})?"
 )
 _SLUID = re.compile(r"[sS]([0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]{13})")
@@ -28,17 +27,17 @@ _PART = re.compile(r"([0-9]+)(?:-([0-9]+)(?::([0-9]+))?)?")
 
 
 class JobNameError(UsageError):
-    """A text that names no job; ``offender`` is the text."""
+    """Text that is not a job name; ``offender`` is the text."""
 
 
 class JobName(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job was called.
+    """Parsed job name.
 
     Attributes:
-        job_id: The number before any sign; 0 for a SLUID.
-        task: Array task index; None if none was given.
-        offset: Het component; None if none was given.
-        sluid: The SLUID, "" for a number.
+        job_id: Number before any sign; 0 for a SLUID.
+        task: Array task index, or None.
+        offset: Het component, or None.
+        sluid: The SLUID; "" for a number.
     """
 
     job_id: int = 0
@@ -48,15 +47,15 @@ class JobName(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_whole(self) -> bool:
-        """Whether a number alone was given, which means all parts of an array or het job."""
+        """Whether only a number was given, which means all parts of an array or het job."""
         return not self.sluid and self.task is None and self.offset is None
 
 
 def parse(text: str) -> JobName:
-    """What job ``text`` names.
+    """Parse a job name.
 
     Raises:
-        JobNameError: It is not written as Slurm or Torque writes a job.
+        JobNameError: The text matches neither Slurm's nor Torque's forms.
     """
     stripped = text.strip()
     sluid = _SLUID.fullmatch(stripped)
@@ -76,7 +75,7 @@ def parse(text: str) -> JobName:
 
 
 def display(record: JobRecord) -> str:
-    """The name that Slurm prints for a job."""
+    """Format the name that Slurm prints for a job."""
     if record.array_job_id and record.array_task:
         if record.array_task.isdecimal():
             return f"{record.array_job_id}_{record.array_task}"

@@ -1,9 +1,13 @@
-"""Launches of steps in jobs.db, and which run each was of.
+"""Step launches in jobs.db: the table ``launch``, and which run each launch belongs to.
 
-Nodes know a job id and a time, no submit time. A launch belongs to the run in
-whose time it lies, if that run is known to have had the node: a node may report
-only on jobs that ran there. A run has one launch of a step on a node, the last that
-fits it. What fits no run is kept, unattributed, until a later fact shows where it belongs.
+A launch is one step on one node, reported by the node's agent. :class:`LaunchFacts` merges its
+reports, :class:`LaunchRow` is its row, and :func:`run_of` finds its run; the rest reads and writes
+the tables ``launch`` and ``accounted`` (steps imported from slurmdbd).
+
+Nodes know a job id and a time, but no submit time. A launch belongs to the run whose time contains
+it, if that run is known to have had the node: a node may report only jobs that ran there. A run
+has one launch of a step per node, the last that fits. A launch that fits no run is stored without
+one until a later event shows where it belongs.
 """
 
 import functools
@@ -24,27 +28,27 @@ from steward.jobs.run_views import RunKey, RunView
 from steward.slurm.nodelists import NodeListError, expand
 
 LaunchKey = tuple[str, str, int]
-"""Step, node, and when it was launched (µs since the epoch)."""
+"""Key within a job id: step, node, launch time (µs since the epoch)."""
 
 _T = TypeVar("_T", StepStart, StepEnd, TaskUsage)
 
 WITHDRAWN: Final = "-"
 ANNOUNCED: Final = "+"
 RETRACTED: Final = "*"
-"""An announcement that was withdrawn."""
+"""Prefix for an announcement that was withdrawn."""
 
 _FEW: Final = 8
-"""Of so many tasks what they used together is summed up anew, of more it is stored, too."""
+"""Up to this many tasks, usage is summed on each read; for more tasks the sum is stored."""
 
 
 class LaunchFacts(msgspec.Struct, array_like=True):
-    """All that was told of one launch.
+    """Everything reported about one launch.
 
     Attributes:
-        start: What step.start said; None while that is not there.
-        tasks: What is known of tasks, by their ids.
-        end: What step.end said.
-        ended_us: When that was, µs since the epoch.
+        start: Body of step.start, or None while missing.
+        tasks: Usage of tasks by task id.
+        end: Body of step.end, or None while missing.
+        ended_us: Time of the end, µs since the epoch.
     """
 
     start: StepStart | None = None
@@ -53,7 +57,7 @@ class LaunchFacts(msgspec.Struct, array_like=True):
     ended_us: int | None = None
 
     def add(self, event: Event) -> None:
-        """Take in one more fact of it, in any order."""
+        """Add one report, in any order."""
         body: Launch = event.body
         if isinstance(body, StepStart):
             self.start = _better(self.start, body)
@@ -67,26 +71,26 @@ class LaunchFacts(msgspec.Struct, array_like=True):
             self.ended_us = at_us if self.ended_us is None else min(at_us, self.ended_us)
 
     def blank(self) -> None:
-        """Forget what a person named."""
+        """Remove private text: the step's name."""
         if self.start is not None:
             self.start = msgspec.structs.replace(self.start, name="")
 
 
 class LaunchRow(msgspec.Struct):
-    """A launch as it is stored.
+    """Row of the table ``launch``.
 
     Attributes:
-        key: Its name within the job's id.
-        run: The run that it is of; None if that is not known.
-        piece_us: The end of the piece of a resized job that it is of; 0 for the current size.
-        ended: Whether its end was told.
-        seen_us: When the last fact of it came, µs since the epoch.
-        said: Digest of all that was said of it; "" for nothing. Begins with :data:`WITHDRAWN`
-            where that was taken back, with :data:`ANNOUNCED` where only the begin was said, with
-            :data:`RETRACTED` where only that was said and was taken back.
-        said_of: The run that it was said to be of, where it is none of that one any more.
-        is_news: Whether facts have come.
-        is_dirty: Whether it is to be written.
+        key: Key within its job id.
+        run: Key of its run; None if unknown.
+        piece_us: End (µs) of its piece of a resized job; 0 for the current size.
+        ended: Whether its end was reported.
+        seen_us: Time of the last report, µs since the epoch.
+        said: Digest of the last event published about it; "" for none. Begins with
+            :data:`WITHDRAWN` if its usage was withdrawn, with :data:`ANNOUNCED` if only its start
+            was published, with :data:`RETRACTED` if only that was published and then withdrawn.
+        said_of: The run that the last event named, if the launch has moved to another run since.
+        is_news: Whether new reports came.
+        is_dirty: Whether the row must be written.
     """
 
     key: LaunchKey
@@ -104,13 +108,13 @@ class LaunchRow(msgspec.Struct):
 
     @property
     def facts(self) -> LaunchFacts:
-        """All that was told of it."""
+        """Everything reported about it."""
         if self.open_facts is None:
             self.open_facts = _unpack(self.packed) if self.packed else LaunchFacts()
         return self.open_facts
 
     def spent(self) -> Spent:
-        """What it used."""
+        """Return what the launch used."""
         if self.summed is not None and not self.is_news:
             return _decode_spent(self.summed)
         facts = self.facts
@@ -120,7 +124,7 @@ class LaunchRow(msgspec.Struct):
         )
 
     def add(self, event: Event, now_us: int) -> None:
-        """Take in one more fact of it."""
+        """Add one report."""
         self.facts.add(event)
         self.ended = self.facts.end is not None
         self.seen_us = now_us
@@ -128,36 +132,36 @@ class LaunchRow(msgspec.Struct):
 
     @property
     def is_said(self) -> bool:
-        """Whether anything is said of it that holds."""
+        """Whether a published event about it is still valid."""
         return bool(self.said) and not self.said.startswith((WITHDRAWN, RETRACTED))
 
     @property
     def is_announced(self) -> bool:
-        """Whether its begin alone is said."""
+        """Whether only its start was published."""
         return self.said.startswith(ANNOUNCED)
 
     @property
     def has_usage(self) -> bool:
-        """Whether its usage was ever said, also where that was taken back."""
+        """Whether its usage was ever published, even if withdrawn since."""
         return bool(self.said) and not self.said.startswith((ANNOUNCED, RETRACTED))
 
     @property
     def restarts(self) -> int | None:
-        """The restart count that the node told; None where it did not."""
+        """Restart count that the node reported, or None."""
         start = self.facts.start
         return None if start is None else start.restarts
 
     @property
     def uid(self) -> int | None:
-        """The user whose step it was, as the node told; None where it did not."""
+        """Uid of the step's user as the node reported it, or None."""
         if self.summed is not None and not self.is_news:
-            # Its thousand tasks are not looked at for that.
+            # Avoids unpacking thousands of tasks.
             return _decode_spent(self.summed).uid
         start = self.facts.start
         return None if start is None else start.uid
 
     def move(self, run: RunKey | None, piece_us: int) -> None:
-        """Put it to another run, or to another piece of its own."""
+        """Assign it to another run, or to another piece of its run."""
         if run != self.run and self.is_said and self.said_of is None:
             self.said_of = self.run
         elif run == self.said_of:
@@ -166,11 +170,11 @@ class LaunchRow(msgspec.Struct):
 
 
 def run_of(row: LaunchRow, runs: Sequence[RunView]) -> RunView | None:
-    """The run that a launch was of; None if it fits none.
+    """Return the run of a launch, or None if it fits none.
 
     Args:
         row: The launch.
-        runs: All runs of the job's id.
+        runs: All runs of the job id.
     """
     _step, node, launched_us = row.key
     found = [
@@ -181,16 +185,18 @@ def run_of(row: LaunchRow, runs: Sequence[RunView]) -> RunView | None:
     if len(found) > 1:
         restarts = row.restarts
         found = [run for run in found if run.run.restarts == restarts] or found
-    # Of those that it may be the one that began last before it.
+    # Of several candidates, the one that began last.
     return max(found, key=_begin_us, default=None)
 
 
 def _begin_us(run: RunView) -> int:
+    """Return the start of a run, or its submit time if it has none."""
     start = run.record.start
     return run.run.submit_us if start is None else micros(start)
 
 
 def _holds(run: RunView, launched_us: int) -> bool:
+    """Return True if a launch time lies within a run, with some tolerance."""
     if run.is_over and run.record.start is None and run.is_sure:
         return False
     if launched_us < _begin_us(run) - SLACK_US:
@@ -201,16 +207,19 @@ def _holds(run: RunView, launched_us: int) -> bool:
 
 
 def _has_node(run: RunView, node: str) -> bool:
+    """Return True if a run is known to have had a node."""
     return any(node == nodes or node in _nodes(nodes) for nodes in run.nodelists())
 
 
 def _is_users(run: RunView, row: LaunchRow) -> bool:
+    """Return True unless run and launch have different uids."""
     uid = run.record.uid
     return uid is None or row.uid in (None, uid)
 
 
 @functools.lru_cache(maxsize=64)
 def _nodes(nodelist: str) -> frozenset[str]:
+    """Expand a node list; empty if malformed."""
     try:
         return frozenset(expand(nodelist))
     except NodeListError:
@@ -218,7 +227,7 @@ def _nodes(nodelist: str) -> frozenset[str]:
 
 
 def _better(known: _T | None, new: _T) -> _T:
-    """Of the same fact told twice in different words always the same one."""
+    """Choose between two versions of one report, always the same one."""
     if known is None or known == new:
         return new
     return max(known, new, key=msgspec.json.encode)
@@ -231,13 +240,14 @@ _decode_spent = msgspec.json.Decoder(Spent).decode
 
 
 def _unpack(stored: bytes) -> LaunchFacts:
+    """Decode stored facts, which are compressed once the launch ended."""
     return _decode_facts(stored if stored.startswith(b"[") else zlib.decompress(stored))
 
 
 COLUMNS: Final = (
     "job_id, step, node, launched, submit, restarts, piece, ended, seen_at, said, summed, facts"
 )
-"""Of the table ``launch``: what :func:`launch_of` reads."""
+"""Columns of the table ``launch`` that :func:`launch_of` reads."""
 
 _PUT: Final = (
     f"INSERT INTO launch (cluster, {COLUMNS}) VALUES ({', '.join('?' * 13)}) "  # noqa: S608 -- our own columns
@@ -251,7 +261,7 @@ _PUT: Final = (
 def load_accounted(
     connection: Connection, cluster: str, job_ids: Iterable[int]
 ) -> dict[int, list[Line]]:
-    """What others' books tell of the steps of these jobs; each line has its run's submit time."""
+    """Load imported step lines by job id; each line has its run's submit time."""
     rows = connection.execute(
         "SELECT job_id, line FROM accounted WHERE cluster = ? "
         "AND job_id IN (SELECT value FROM json_each(?)) ORDER BY job_id, submit, step",
@@ -264,7 +274,7 @@ def load_accounted(
 
 
 def put_accounted(connection: Connection, cluster: str, facts: StepAccounted) -> None:
-    """Keep what another's books tell of a step."""
+    """Store a step's line that was imported from other accounting."""
     submit_us = micros(facts.submit.replace(microsecond=0))
     line = msgspec.structs.replace(facts.line, submit_us=submit_us)
     connection.execute(
@@ -277,7 +287,7 @@ def put_accounted(connection: Connection, cluster: str, facts: StepAccounted) ->
 def load_launches(
     connection: Connection, cluster: str, job_ids: Iterable[int]
 ) -> dict[int, dict[LaunchKey, LaunchRow]]:
-    """All launches of these jobs."""
+    """Load all launches of these job ids."""
     rows = connection.execute(
         f"SELECT {COLUMNS} FROM launch WHERE cluster = ? "  # noqa: S608 -- our own columns
         "AND job_id IN (SELECT value FROM json_each(?))",
@@ -289,7 +299,7 @@ def load_launches(
 def load_steps(
     connection: Connection, cluster: str, steps: Iterable[tuple[int, str]]
 ) -> dict[int, dict[LaunchKey, LaunchRow]]:
-    """All launches of these steps, each given by its job id and its name."""
+    """Load all launches of these steps, each given as (job id, step)."""
     rows = connection.execute(
         f"SELECT {COLUMNS} FROM launch WHERE cluster = ? AND (job_id, step) IN "  # noqa: S608 -- our own columns
         "(SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?))",
@@ -299,6 +309,7 @@ def load_steps(
 
 
 def _rows(rows: Iterable[tuple[Any, ...]]) -> dict[int, dict[LaunchKey, LaunchRow]]:
+    """Group the launches of a query by job id."""
     found: dict[int, dict[LaunchKey, LaunchRow]] = {}
     for row in rows:
         job_id, launch = launch_of(row)
@@ -307,7 +318,7 @@ def _rows(rows: Iterable[tuple[Any, ...]]) -> dict[int, dict[LaunchKey, LaunchRo
 
 
 def launch_of(row: tuple[Any, ...]) -> tuple[int, LaunchRow]:
-    """A row of the table: job id, and what is stored of the launch."""
+    """Convert a row of the table into job id and launch."""
     job_id, step, node, launched, submit, restarts, piece, ended, seen, said, summed, facts = row
     run = None if submit is None else (submit, restarts)
     fields = ((step, node, launched), run, piece, bool(ended), seen, said or "")
@@ -322,6 +333,7 @@ def put_launches(
 
 
 def _to_row(cluster: str, job_id: int, row: LaunchRow) -> tuple[object, ...]:
+    """Convert a launch to a row."""
     if row.open_facts is not None:
         data = _encode(row.open_facts)
         row.packed = zlib.compress(data, 1) if row.ended else data

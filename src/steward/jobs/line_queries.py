@@ -1,9 +1,12 @@
-"""Questions to the lines of accounting: a filter, as SQL that SQLite and DuckDB both take.
+"""Queries on accounting lines: a filter as SQL for both SQLite and DuckDB.
 
-Whether a run is shown is decided on its own line, and its steps follow it.
-So each row comes with a *mark* that says what its run's line decided, and the
-rows come in sacct's order: whoever reads them passes over the steps of a run
-that was passed over. Values are bound; only numbers stand in the text.
+:class:`LineFilter` says which lines; :func:`statement` builds the SELECT, :func:`candidates` a
+cheap superset of job ids. ``steward sacct`` and reports use them on jobs.db and on Parquet files.
+
+The filter is decided on a run's own line; its steps follow it. So each row carries a *mark*
+(:data:`HIDDEN_RUN` to :data:`HIDDEN_STEP`) with that decision, and rows come in sacct's order: the
+reader skips the steps of a skipped run. Values are bound; only numbers are written into the SQL
+text.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,40 +21,40 @@ from steward.slurm.job_states import PENDING, WAITING
 HIDDEN_RUN: Final = 0
 SHOWN_RUN: Final = 1
 UNNAMED_RUN: Final = 2
-"""The run is meant, but only for a step of it that was named."""
+"""Mark of a run that matches only because one of its steps was named."""
 SHOWN_PIECE: Final = 3
 UNNAMED_PIECE: Final = 4
 SHOWN_STEP: Final = 5
 HIDDEN_STEP: Final = 6
 
 MOST_NAMED: Final = 20_000
-"""So many jobs and steps may be named at once."""
+"""Maximum number of jobs and steps named in one query."""
 
 KEY: Final = ("cluster", "job_id", "submit_us", "restarts", "piece_us", "rank", "step")
-"""The columns that put rows into sacct's order; ``rank`` is a run's, then its steps'."""
+"""Columns that define sacct's order; ``rank`` puts a run before its steps."""
 
 EXPRESSION: Final = "(instr(array_task, '-') + instr(array_task, ',') + instr(array_task, '%')) > 0"
-"""When tasks that were not split off share a line, under the expression of them all."""
+"""Condition that a line stands for several array tasks, under one task expression."""
 
 _MOST_LETTERS: Final = 4_000_000
-"""Of a statement: what is longer takes more room than a question is worth."""
+"""Maximum length of a statement, in characters; a longer one would need too much memory."""
 
 Tasks = Mapping[int, frozenset[int]]
-"""Array tasks, by the array's job id."""
+"""Array tasks by the array's job id."""
 
 Holds = Callable[[Tasks], str]
-"""The condition that a line is of one of these tasks, or of an expression that holds one."""
+"""Builds the condition that a line is one of these tasks or has an expression with one."""
 
 
 class Named(msgspec.Struct, frozen=True, kw_only=True):
-    """A job or step that somebody named.
+    """Job or step named by a user.
 
     Attributes:
-        job_id: The number before any sign; 0 for a SLUID.
-        tasks: Array tasks; none for the job or whole array.
-        offset: Het component; None for none.
+        job_id: Number before any sign; 0 for a SLUID.
+        tasks: Array tasks; empty for the job or the whole array.
+        offset: Het component, or None.
         sluid: The SLUID; "" for a number.
-        step: The step; "" for the job with all its steps.
+        step: The step; "" for the job with all steps.
     """
 
     job_id: int = 0
@@ -62,30 +65,30 @@ class Named(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Range(msgspec.Struct, frozen=True):
-    """From least to most, both with it."""
+    """Range of numbers, both ends included."""
 
     least: int
     most: int
 
 
 class LineFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Which lines. Several values of one kind mean any of them, several kinds all.
+    """Filter of lines. Several values of one kind mean any of them; several kinds must all match.
 
     Attributes:
-        clusters: Of these clusters.
-        scopes: Whose lines may be seen at all, by cluster; None for everyone's.
-        jobs: These jobs and steps; None for any.
-        users: Names of users, or …
-        uids: … uids.
-        groups: Names of groups, or …
-        gids: … gids.
-        constraints: All of these features were asked for.
-        since_us: The beginning of the window, µs since the epoch.
-        until_us: Its end.
-        states: In these states within the window; any if empty.
-        eligible_only: Leave out what never was eligible, unless states are given.
-        whole_hetjob: All components (True) or only those named (False) of a het job; None:
-            all, where the leader was named.
+        clusters: Cluster names.
+        scopes: Visible lines by cluster; None for everyone's.
+        jobs: Named jobs and steps; None for any.
+        users: User names, combined with ``uids`` by OR.
+        uids: Uids.
+        groups: Group names, combined with ``gids`` by OR.
+        gids: Gids.
+        constraints: Features that were all requested.
+        since_us: Begin of the time window, µs since the epoch.
+        until_us: End of the time window.
+        states: States at some time of the window; any if empty.
+        eligible_only: Skip jobs that were never eligible, unless states are given.
+        whole_hetjob: Show all components (True) or only the named ones (False) of a het job; None
+            shows all if the leader was named.
     """
 
     clusters: tuple[str, ...] = ()
@@ -114,24 +117,26 @@ class LineFilter(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_narrow(self) -> bool:
-        """Whether an index finds what is meant among much that is not."""
+        """Whether an index finds the few matching lines faster than a scan."""
         return bool(self.jobs or self.users or self.uids or self.accounts)
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):
-    """A statement and the values bound in it, as ``$name``."""
+    """SQL statement with its values, bound as ``$name``."""
 
     sql: str
     values: dict[str, Any]
 
 
 class _Values:
+    """Binder for SQLite and DuckDB; numbers are written into the SQL."""
+
     def __init__(self) -> None:
         self.bound: dict[str, Any] = {}
         self._names: dict[object, str] = {}
 
     def bind(self, value: object) -> str:
-        """The name of a value; each is bound once, for there may be only so many."""
+        """Return the name of a value; equal values are bound once, as their number is limited."""
         name = self._names.setdefault(value, f"v{len(self.bound)}")
         self.bound[name] = value
         return f"${name}"
@@ -151,20 +156,20 @@ def statement(
     only: str = "",
     holds: Holds,
 ) -> Query:
-    """The rows of a filter in sacct's order: the mark, then the columns.
+    """Build the query for a filter, in sacct's order: the mark, then the columns.
 
     Args:
-        wanted: Which.
-        columns: SQL for each column beside the mark.
-        table: Where they lie: a table, or what DuckDB reads.
-        steps: Whether lines of steps are wanted.
-        by_index: Whether to find the runs first, by an index, and then their steps; else
-            every row is looked at, which is the quicker where most are meant.
-        only: A condition beside, of numbers alone.
-        holds: How the source asks for array tasks.
+        wanted: The filter.
+        columns: SQL of each column after the mark.
+        table: A table, or a source that DuckDB reads.
+        steps: Include lines of steps.
+        by_index: Find the runs by an index first, then their steps. Otherwise scan every row,
+            which is faster if most match.
+        only: Additional condition without text values.
+        holds: Builds the source's condition for array tasks.
 
     Raises:
-        UsageError: More jobs are named than can be looked for at once.
+        UsageError: Too many jobs are named.
     """
     values = _Values()
     where = _seen(wanted, values)
@@ -174,7 +179,7 @@ def statement(
     if only:
         where.append(only)
     if not steps:
-        # Without steps nothing need follow what its run decided.
+        # Without steps, rows need no mark to follow their run.
         where += [_IS_RUN, run]
     order = _list(KEY)
     sql = (
@@ -187,13 +192,15 @@ def statement(
 
 
 def candidates(wanted: LineFilter, *, table: str = "line") -> Query:
-    """The ids of all jobs that may be meant, and of some others."""
+    """Build the query for a superset of the matching job ids."""
     values = _Values()
     found = _candidates(wanted, values, table)
     return Query(sql=f"SELECT DISTINCT job_id FROM ({found}) ORDER BY job_id", values=values.bound)  # noqa: S608 -- bound values
 
 
 def _mark(run: str, shown: str) -> str:
+    """Return the SQL of a row's mark."""
+
     def either(yes: int, no: int) -> str:
         return str(yes) if shown == _ALWAYS else f"CASE WHEN {shown} THEN {yes} ELSE {no} END"
 
@@ -209,7 +216,7 @@ _ALWAYS: Final = "1 = 1"
 
 
 def _seen(wanted: LineFilter, values: _Values) -> list[str]:
-    """What holds for a run's line and for its steps' alike."""
+    """Return the conditions that apply to runs and steps alike."""
     parts = []
     if wanted.clusters:
         parts.append(values.one_of("cluster", wanted.clusters))
@@ -219,7 +226,7 @@ def _seen(wanted: LineFilter, values: _Values) -> list[str]:
 
 
 def _candidates(wanted: LineFilter, values: _Values, table: str) -> str:
-    """The ids of all jobs that may be meant, and of some others: each part by one index."""
+    """Build the SELECT for a superset of the matching job ids, one index for each part."""
     if wanted.jobs is not None:
         parts = _named_ids(wanted.jobs, values)
         if wanted.whole_hetjob:
@@ -231,7 +238,7 @@ def _candidates(wanted: LineFilter, values: _Values, table: str) -> str:
         parts = [values.one_of(column, of) for column, of in people.items() if of]
         if not parts and wanted.accounts:
             parts = [values.one_of("account", wanted.accounts)]
-        # In whatever state: what was over before the window, or came after it, is not in it.
+        # Whatever the state: jobs that ended before the window or came after it are outside.
         in_time = (f"end_us >= {wanted.since_us}", "end_us = 0")
         parts = [
             f"{part} AND {ended} AND eligible_us <= {wanted.until_us}"
@@ -245,6 +252,7 @@ def _candidates(wanted: LineFilter, values: _Values, table: str) -> str:
 
 
 def _named_ids(jobs: Sequence[Named], values: _Values) -> list[str]:
+    """Return conditions that select the ids of named jobs, one index each."""
     ids = sorted({named.job_id for named in jobs if not named.sluid})
     sluids = sorted({named.sluid for named in jobs if named.sluid})
     parts = [values.one_of("sluid", sluids)] if sluids else []
@@ -258,7 +266,7 @@ def _named_ids(jobs: Sequence[Named], values: _Values) -> list[str]:
 
 
 def _meant(wanted: LineFilter, values: _Values, table: str, holds: Holds) -> tuple[str, str]:
-    """When a run is meant, by its own line; and when a line of it is to be shown."""
+    """Return two conditions: a run matches, by its own line; and one of its lines is shown."""
     parts = [*_columns(wanted, values), *_numbers(wanted), _in_time(wanted, values)]
     shown = _ALWAYS
     if wanted.jobs is not None:
@@ -282,7 +290,7 @@ def _meant(wanted: LineFilter, values: _Values, table: str, holds: Holds) -> tup
 
 
 class _Names:
-    """Turns names of jobs into conditions."""
+    """Converts named jobs into conditions."""
 
     def __init__(self, wanted: LineFilter, values: _Values, table: str, holds: Holds) -> None:
         self._table = table
@@ -291,7 +299,7 @@ class _Names:
         self._holds = holds
 
     def any_of(self, named: Sequence[Named]) -> str:
-        """A condition that a job is one of these; nothing is where there are none."""
+        """Return the condition that a job is one of these; no job if there are none."""
         ids = sorted({name.job_id for name in named if _is_whole(name)})
         parts = []
         if ids:
@@ -312,12 +320,13 @@ class _Names:
             if name.tasks:
                 arrays.setdefault(name.job_id, set()).update(name.tasks)
         if arrays:
-            # One condition for all: 20,000 of them would take gigabytes.
+            # One condition for all tasks: 20,000 conditions would take gigabytes.
             held = self._holds({job_id: frozenset(tasks) for job_id, tasks in arrays.items()})
             parts.append(f"({self._values.one_of('array_job_id', sorted(arrays))} AND {held})")
         return any_of(parts) if parts else NOTHING
 
     def _components(self, named: Sequence[Named]) -> list[str]:
+        """Return conditions for named het components."""
         by_offset: dict[int, set[int]] = {}
         for name in named:
             if name.offset is not None:
@@ -330,15 +339,18 @@ class _Names:
         ]
 
     def _whole(self, condition: str) -> str:
+        """Return the condition for all components of matching het jobs."""
         leaders = f"SELECT het_job_id FROM {self._table} WHERE {condition} AND het_job_id <> 0"  # noqa: S608 -- bound values
         return f"(het_job_id <> 0 AND het_job_id IN ({leaders}))"
 
 
 def _is_whole(name: Named) -> bool:
+    """Return True if a whole job was named, not a task, component or SLUID."""
     return not name.sluid and not name.tasks and name.offset is None
 
 
 def _columns(wanted: LineFilter, values: _Values) -> Iterable[str]:
+    """Yield the conditions on text columns."""
     people = [values.one_of("uid", wanted.uids)] if wanted.uids else []
     people += [values.one_of('"user"', wanted.users)] if wanted.users else []
     groups = [values.one_of("gid", wanted.gids)] if wanted.gids else []
@@ -362,10 +374,12 @@ def _columns(wanted: LineFilter, values: _Values) -> Iterable[str]:
 
 
 def _holds_word(column: str, word: str, values: _Values) -> str:
+    """Return the condition that a comma-separated column contains a word."""
     return f"instr(',' || {column} || ',', {values.bind(f',{word},')}) > 0"
 
 
 def _numbers(wanted: LineFilter) -> Iterable[str]:
+    """Yield the conditions on ranges of numbers."""
     for column, chosen in (
         ("nodes", wanted.nodes),
         ("cpus", wanted.cpus),
@@ -376,23 +390,24 @@ def _numbers(wanted: LineFilter) -> Iterable[str]:
 
 
 def _in_time(wanted: LineFilter, values: _Values) -> str:
+    """Return the condition for the time window."""
     since, until = wanted.since_us, wanted.until_us
     if wanted.states:
         return any_of([_in_state(state, since, until, values) for state in wanted.states])
     eligible = f"eligible_us < {until}"
     if wanted.eligible_only:
-        # Of a run whose end alone was told it is not known when that was: by its start it was.
+        # If only the end of a run was reported, its eligible time is unknown; its start is used.
         begun = f"(eligible_us = 0 AND start_us <> 0 AND start_us < {until})"
         eligible = f"((eligible_us <> 0 AND {eligible}) OR {begun})"
     return f"((end_us >= {since} OR end_us = 0) AND {eligible})" if since else eligible
 
 
 def _in_state(state: str, since: int, until: int, values: _Values) -> str:
-    """When a job was in a state within the window, as sacct(1) has it under --state."""
+    """Return the condition for a state within the window, as sacct(1) defines --state."""
     if state == "PENDING":
         waiting = f"(start_us = 0 AND end_us = 0 AND {values.one_of('state', sorted(WAITING))})"
         waited = f"(start_us = 0 AND end_us > {since})"
-        # slurmctld shows no eligible time of a run that was requeued and held.
+        # slurmctld shows no eligible time for a requeued and held run.
         flags = values.one_of("state", sorted(PENDING - {"PENDING"}))
         held = (
             f"(eligible_us = 0 AND submit_us < {until} AND start_us = 0 AND end_us = 0 AND {flags})"

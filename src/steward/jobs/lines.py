@@ -1,7 +1,11 @@
-"""The table ``line`` of jobs.db: what sacct shows, made when facts come, not when it is asked.
+"""Accounting lines in jobs.db: the table ``line``, and the sums of launches it is made of.
 
-A row is a Line. Rows lie in sacct's order, by job id, each run before its
-steps, so that a listing of everything is one scan without a sort.
+A line is what sacct shows of a run or step. Lines are made when events arrive, not when somebody
+asks. :class:`Spent` sums up one launch; the second half of the module creates, reads and writes
+the table.
+
+The primary key is sacct's order: by job id, each run before its steps. So a complete listing is
+one scan without a sort.
 """
 
 import re
@@ -16,42 +20,43 @@ from steward.core.sqlite import Connection
 from steward.core.usage import StepEnd, StepStart, StepUsage, TaskUsage
 
 MOST: Final = 2**63 - 1
-"""What jobs.db and Parquet can hold: a sum that is more is as much as that."""
+"""Largest integer of SQLite and Parquet; larger sums are cut to it."""
 
 Top = tuple[int | None, str, int | None]
-"""A value, the node where it was, and the task; no value where nothing is known."""
+"""Maximum: value (None if unknown), node and task."""
 
 
 class Spent(msgspec.Struct, frozen=True, array_like=True):
-    """One launch.
+    """Resources that one launch used.
 
     Attributes:
         node: NodeName.
-        launched_us: When it was launched, µs since the epoch.
-        ended_us: When it was over, µs; None where nobody said.
-        is_startless: Whether its beginning was never told.
-        name: Of the program.
-        started: How many tasks were to run there; 0 where that is not known.
-        reaped: How many tasks the node saw end, by its own count; 0 where not known.
-        known: How many tasks are known.
-        cpus: CPUs that it might use.
-        memory_bytes: Memory that it might use; None where none is set.
-        status: The highest wait status of a task; None if none is known.
-        user_us: User CPU time of the tasks, µs; None if none is known.
-        system_us: System CPU time likewise.
-        cgroup_us: User and system CPU time of the cgroup, µs, where that had more.
-        min_cpu_us: Least CPU time of a task, and which.
-        max_rss_bytes: Largest peak, and of which task; None if it is not a task's.
-        rss_sum: Sum of the peaks that are known, and how many those are.
-        peak_bytes: Peak of all together; where no cgroup tells, the largest process's, which is
-            the least that it can have been.
+        launched_us: Launch time, µs since the epoch.
+        ended_us: End time, µs since the epoch; None if not reported.
+        is_startless: Whether no start was reported.
+        name: Name of the program.
+        started: Number of tasks to run on the node; 0 if unknown.
+        reaped: Number of ended tasks by the node's own count; 0 if unknown.
+        known: Number of tasks with reported usage.
+        cpus: CPUs allocated to it.
+        memory_bytes: Memory limit; None if not set.
+        status: Highest wait status of a task; None if unknown.
+        user_us: User CPU time of the tasks, µs; None if unknown.
+        system_us: System CPU time of the tasks, µs.
+        cgroup_us: User and system CPU time of the cgroup, µs, if it exceeds the tasks'.
+        min_cpu_us: Minimum CPU time of a task; ``min_cpu_task`` is that task.
+        max_rss_bytes: Largest peak; its task is None if no single task's.
+        rss_sum: Sum of the known peaks; ``rss_known`` is their number.
+        peak_bytes: Peak of all processes together. Without a cgroup: the largest process's, a
+            lower bound.
         minor_faults: Page faults without I/O.
-        max_pages: Most page faults with I/O of a task, and which.
-        pages_sum: All of them.
-        max_read: Most bytes that a task read, and which; the tasks' sum; with the cgroup's.
-        max_written: Most bytes that a task wrote, likewise.
+        max_pages: Maximum of page faults with I/O in a task.
+        pages_sum: Sum of page faults with I/O.
+        max_read: Maximum bytes read by a task; then that task, the sum of tasks, and the total
+            with the cgroup's.
+        max_written: Maximum bytes written by a task, likewise.
         lost: Lines that the node could not write.
-        uid: Whose it was, as the node told; None where it did not.
+        uid: Uid of its user as the node reported it, or None.
     """
 
     node: str
@@ -92,17 +97,17 @@ class Spent(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def most_us(self) -> tuple[int | None, int | None]:
-        """User and system CPU time: the cgroup's where that had more, else the tasks'."""
+        """User and system CPU time: the cgroup's if it exceeds the tasks', else the tasks'."""
         return self.cgroup_us or (self.user_us, self.system_us)
 
     def top(self, name: str) -> tuple[int | None, int | None]:
-        """The largest value of a task, and which task's: `name` is of a maximum, as ``max_rss``."""
+        """Return a maximum and its task; `name` is a maximum such as ``max_rss``."""
         value = self.max_rss_bytes if name == "max_rss" else getattr(self, name)
         return value, getattr(self, f"{name}_task")
 
 
 def spent_by(launch: StepUsage) -> Spent:
-    """What a launch used."""
+    """Sum up what a launch used."""
     return sum_up(
         launch.node, launch.launched_us, launch.ended_us, launch.start, launch.tasks, launch.end
     )
@@ -116,7 +121,7 @@ def sum_up(
     tasks: Sequence[TaskUsage],
     end: StepEnd | None,
 ) -> Spent:
-    """The same, of its parts: what was said at its start, of its tasks, and at its end."""
+    """Sum up a launch from its parts: reports of its start, its tasks and its end."""
     spent = Spent(
         node=node,
         launched_us=launched_us,
@@ -138,6 +143,7 @@ def sum_up(
 
 
 def _of_tasks(tasks: Sequence[TaskUsage]) -> dict[str, object]:
+    """Sum up the usage of tasks."""
     peaks = [(task.max_rss_bytes, "", task.task) for task in tasks if task.max_rss_bytes]
     rss, _, rss_task = most(peaks)
     pages, _, pages_task = most((task.major_faults, "", task.task) for task in tasks)
@@ -177,7 +183,7 @@ def _of_tasks(tasks: Sequence[TaskUsage]) -> dict[str, object]:
 def _of_node(
     end: StepEnd, tasks: Sequence[TaskUsage], found: dict[str, object]
 ) -> dict[str, object]:
-    """What the end of the launch adds to its tasks: the node's peak, the cgroup's totals."""
+    """Return what the end report adds: the node's peak and the cgroup's totals."""
     changes: dict[str, object] = {}
     rss = found.get("max_rss_bytes")
     is_only = end.tasks == 1 and len(tasks) == 1
@@ -186,7 +192,7 @@ def _of_node(
         changes["max_rss_task"] = tasks[0].task if is_only else None
         if is_only:
             changes["rss_sum"], changes["rss_known"] = end.max_rss_bytes, 1
-    # Without a cgroup it is unknown what all had at once: no less than the largest of them.
+    # Without a cgroup, the peak of all processes is unknown; the largest one's is a lower bound.
     largest = changes.get("max_rss_bytes", rss)
     changes["peak_bytes"] = end.peak_bytes if end.peak_bytes is not None else largest
     if end.cgroup_user_us is not None and end.cgroup_system_us is not None:
@@ -204,7 +210,7 @@ def _of_node(
 
 
 def most(found: Iterable[Top]) -> Top:
-    """The largest value; of equal ones that of the lowest task, on the first node."""
+    """Return the largest value; of equal ones the lowest task, on the first node."""
     best: Top = (None, "", None)
     for one in found:
         if one[0] is not None and (best[0] is None or _order(one) < _order(best)):
@@ -213,24 +219,25 @@ def most(found: Iterable[Top]) -> Top:
 
 
 def least(found: Iterable[Top]) -> Top:
-    """The smallest value; of equal ones that of the lowest task, on the first node."""
+    """Return the smallest value; of equal ones the lowest task, on the first node."""
     value, node, task = most((None if one[0] is None else -one[0], *one[1:]) for one in found)
     return (None if value is None else -value), node, task
 
 
 def total(values: Iterable[int | None]) -> int | None:
-    """The sum of what is known, at most :data:`MOST`; None if nothing is."""
+    """Sum the known values, at most :data:`MOST`; None if none is known."""
     known = [value for value in values if value is not None]
     return min(sum(known), MOST) if known else None
 
 
 def _order(one: Top) -> tuple[int, int, str]:
+    """Return the sort key of a maximum: largest value, lowest task, first node."""
     value, node, task = one
     return -(value or 0), -1 if task is None else task, node
 
 
 RUN_RANK: Final = -1_000_000
-"""The rank of a run's own line: before all its steps."""
+"""Rank of a run's own line: before all its steps."""
 
 _RANKS: Final = {"": RUN_RANK, "interactive": -6, "batch": -5, "extern": -4}
 _NUMBERED: Final = re.compile(r"([0-9]{1,10})(?:\+[0-9]{1,10})?")
@@ -239,10 +246,11 @@ _KEY: Final = ("cluster", "job_id", "submit_us", "restarts", "piece_us", "rank",
 _TEXTS: Final = tuple(_HINTS[field] is str and field not in _KEY for field in FIELDS)
 
 COLUMNS: Final = ", ".join(f'"{field}"' for field in FIELDS)
-"""All fields of a Line, in their order, for a SELECT that :func:`line_of` is to read."""
+"""All fields of a Line in order, for a SELECT that :func:`line_of` reads."""
 
 
 def _column(field: str) -> str:
+    """Return the SQL declaration of a column."""
     kind = "TEXT" if _HINTS[field] is str else "INTEGER"
     must = " NOT NULL" if field in _KEY else ""
     return f'"{field}" {kind}{must}'
@@ -262,7 +270,7 @@ TABLE: Final = f"""
     CREATE INDEX line_by_array ON line (array_job_id) WHERE array_job_id <> 0 AND step = '';
     CREATE INDEX line_by_het ON line (het_job_id) WHERE het_job_id <> 0 AND step = '';
 """
-"""Makes the table; an index holds the lines of runs alone, which their steps lie beside."""
+"""Schema of the table. Indexes cover only lines of runs; steps lie next to them."""
 
 _PUT: Final = (
     f"INSERT OR REPLACE INTO line (rank, {COLUMNS}) "  # noqa: S608 -- our own column names
@@ -279,7 +287,7 @@ _PUT_FEWER: Final = (
     f"""INSERT OR REPLACE INTO line (rank, {", ".join(f'"{field}"' for field in _FEWER)}) """  # noqa: S608 -- our own column names
     f"VALUES ({', '.join('?' * (len(_FEWER) + 1))})"
 )
-"""Of what used nothing, as of each job that waits, all columns about that are left out."""
+"""Statement for lines without usage, such as pending jobs: it omits all usage columns."""
 
 _OF_RUN: Final = "WHERE cluster = ? AND job_id = ? AND submit_us = ? AND restarts = ?"
 _SUMMED: Final = (
@@ -297,7 +305,7 @@ _to_tuple = msgspec.structs.astuple
 
 
 def rank_of(step: str) -> int:
-    """Where a step stands among those of its run: as Slurm orders them, by their number."""
+    """Return the position of a step within its run, in Slurm's order."""
     rank = _RANKS.get(step)
     if rank is not None:
         return rank
@@ -306,7 +314,7 @@ def rank_of(step: str) -> int:
 
 
 def row_of(line: Line) -> tuple[Any, ...]:
-    """The row of a line: its rank, then its fields."""
+    """Convert a line to a row: its rank, then its fields."""
     fields = zip(_TEXTS, _to_tuple(line), strict=True)
     return (
         rank_of(line.step),
@@ -315,7 +323,7 @@ def row_of(line: Line) -> tuple[Any, ...]:
 
 
 def line_of(row: Sequence[Any]) -> Line:
-    """The line of a row with :data:`COLUMNS`."""
+    """Convert a row with :data:`COLUMNS` to a line."""
     fields: dict[str, Any] = {
         field: "" if is_text and value is None else value
         for field, is_text, value in zip(FIELDS, _TEXTS, row, strict=True)
@@ -324,12 +332,12 @@ def line_of(row: Sequence[Any]) -> Line:
 
 
 def used_by_steps(connection: Connection, cluster: str, run: RunKey3) -> list[Line]:
-    """The lines of a run's steps, with what they used alone: there may be thousands.
+    """Read the step lines of a run with their usage fields only, as there may be thousands.
 
     Args:
-        connection: jobs.db.
-        cluster: The cluster's name.
-        run: Which run.
+        connection: Connection to jobs.db.
+        cluster: Cluster name.
+        run: Key of the run.
     """
     found = []
     for row in connection.execute(_STEPS, (cluster, *run)):
@@ -342,12 +350,12 @@ def used_by_steps(connection: Connection, cluster: str, run: RunKey3) -> list[Li
 
 
 def drop_lines(connection: Connection, cluster: str, runs: Iterable[RunKey3]) -> None:
-    """Forget the lines of these runs, their steps' and pieces' with them."""
+    """Delete the lines of these runs, with their steps and pieces."""
     connection.executemany(_DROP, [(cluster, *run) for run in runs])
 
 
 def widen(connection: Connection) -> None:
-    """Give the table the columns that Line has got since it was made."""
+    """Add the columns that Line gained since the table was created."""
     there = {row[1] for row in connection.execute("PRAGMA table_info(line)")}
     for field in FIELDS:
         if field not in there:
@@ -355,7 +363,7 @@ def widen(connection: Connection) -> None:
 
 
 def put_lines(connection: Connection, lines: Iterable[Line]) -> None:
-    """Write lines over what is there of them, inside a transaction."""
+    """Insert or replace lines, inside a transaction."""
     used: list[tuple[Any, ...]] = []
     unused: list[tuple[Any, ...]] = []
     for line in lines:
@@ -370,9 +378,10 @@ def put_lines(connection: Connection, lines: Iterable[Line]) -> None:
         try:
             connection.executemany(statement, rows)
         except OverflowError:
-            # One number that does not fit must not cost a job its line.
+            # A number out of range must not cost a job its line.
             connection.executemany(statement, [_fitting(row) for row in rows])
 
 
 def _fitting(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a row with its integers cut to the range of SQLite."""
     return tuple(max(-MOST, min(value, MOST)) if isinstance(value, int) else value for value in row)

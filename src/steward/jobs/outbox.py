@@ -1,9 +1,9 @@
-"""Events that were decided on and are not in the journal yet.
+"""Outbox: events that the jobs consumer decided to append but has not appended yet.
 
-What is said depends on all that was known when it was decided, so that a second
-try, with more events at hand, might put other words under the same key. It is
-therefore stored together with the facts that it came from, and the journal gets
-it after that: however often a process is killed, what is said once is the same.
+An event depends on everything known when it was decided; a retry with more events at hand might
+produce another body under the same key. So events are stored in the same transaction as the data
+they follow from, and appended to the journal afterwards. Whenever the process is killed, the
+journal gets the same event.
 """
 
 from collections.abc import Sequence
@@ -17,6 +17,8 @@ from steward.core.sqlite import Connection, transaction
 
 
 class _Kept(msgspec.Struct, frozen=True, array_like=True):
+    """Stored event of a batch."""
+
     kind: str
     cluster: str
     key: str
@@ -28,11 +30,11 @@ _unpack: Final = msgspec.json.Decoder(list[_Kept]).decode
 
 
 class Outbox:
-    """The table ``outbox`` of jobs.db: a row for each batch.
+    """Table ``outbox`` of jobs.db: one row per batch of events.
 
     Args:
-        connection: The database.
-        path: Its file.
+        connection: Connection to jobs.db.
+        path: Path of jobs.db.
     """
 
     def __init__(self, connection: Connection, path: str) -> None:
@@ -46,7 +48,7 @@ class Outbox:
         ]
 
     def put(self, events: Sequence[Event]) -> None:
-        """Keep what is to be said, inside a transaction."""
+        """Store events to append, inside a transaction."""
         kept = [
             _Kept(event.kind, event.cluster, event.key, msgspec.Raw(encode(event)))
             for event in events
@@ -54,12 +56,12 @@ class Outbox:
         self._connection.execute("INSERT INTO outbox (events) VALUES (?)", (_pack(kept),))
 
     def send(self, append: Append, upto: int | None = None, events: Sequence[Event] = ()) -> None:
-        """Say what is there, then move the cursor.
+        """Append the stored events to the journal, then delete them and move the cursor.
 
         Args:
             append: Appends to the journal.
-            upto: Where the cursor is to be; None to leave it.
-            events: What was put there since, once that is committed.
+            upto: New cursor; None to leave it.
+            events: Events stored by :meth:`put` since, once committed.
         """
         self._events += events
         if not self._events and upto is None:

@@ -1,4 +1,9 @@
-"""Questions to jobs.db, for views: read-only, index-driven, one consistent snapshot each."""
+"""Job queries on jobs.db for views: find, list, count, and read runs and scripts.
+
+:class:`Jobs` is the read-only interface to jobs.db. It inherits :class:`Listings` (lists and
+counts, below) and :class:`steward.jobs.run_queries.Accounts` (runs and steps). Every query uses an
+index and sees one consistent snapshot. :func:`clusters_of` lists the clusters with jobs.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,23 +27,23 @@ from steward.jobs.tables import database_path, unpack
 from steward.slurm.arrays import count_tasks, covers
 
 Order = Literal["-submit", "submit", "-end", "end"]
-"""By first submit time, or by end for jobs that have ended; with ``-`` the latest first."""
+"""Sort order: by first submit time, or by end for ended jobs; ``-`` puts the latest first."""
 
 _BY: Final = {"submit": "job.first_submit", "end": "job.end_time"}
 _ENDED: Final = "job.ended = 1 AND job.end_time IS NOT NULL"
 
 Array = tuple[str, int]
-"""A cluster, and the job id of an array."""
+"""Cluster and job id of an array."""
 
 
 class ListPlace(msgspec.Struct, frozen=True, array_like=True):
-    """Where a list goes on.
+    """Position at which the next page of a list begins.
 
     Attributes:
-        at_us: What the last job was ordered by, µs since the epoch.
-        job_id: Its raw id.
-        number: Its row.
-        told: Arrays whose tasks may still come, and that were told already.
+        at_us: Sort key of the last job, µs since the epoch.
+        job_id: Raw id of the last job.
+        number: Row number of the last job.
+        told: Arrays already listed that may have more tasks to come.
     """
 
     at_us: int
@@ -48,11 +53,11 @@ class ListPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """A row of a list.
+    """Row of a list: a job or an array.
 
     Attributes:
-        number: The job's row in jobs.db; of an array the first that was found of it.
-        array: The array that the row stands for; None for a job of its own.
+        number: Row of the job in jobs.db; for an array, of its first task found.
+        array: The array this row stands for; None for a single job.
     """
 
     number: int
@@ -60,7 +65,7 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 class Listings(Accounts):
-    """The part of ``Jobs`` that lists them."""
+    """List and count queries of :class:`Jobs`."""
 
     def listed(
         self,
@@ -71,18 +76,17 @@ class Listings(Accounts):
         *,
         together: bool = True,
     ) -> tuple[list[Listed], ListPlace | None]:
-        """Rows of a list, and where it goes on; None where nothing follows.
+        """Return one page of a list, and where the next begins; None on the last page.
 
         Args:
-            wanted: Which jobs. An array is listed where one of its tasks is meant.
-            order: In which order.
-            limit: How many rows at most.
-            after: From where on; None from the beginning.
-            together: Whether an array is one row, which stands where the first of its tasks
-                would.
+            wanted: The filter. An array is listed if one of its tasks matches.
+            order: Sort order.
+            limit: Maximum number of rows.
+            after: Where the page begins; None for the first page.
+            together: List an array as one row, at the place of its first task.
 
         Raises:
-            JobNameError: ``wanted.jobs`` holds a text that names no job.
+            JobNameError: ``wanted.jobs`` contains an invalid job name.
         """
         condition, values = conditions(wanted)
         if after is not None:
@@ -109,7 +113,7 @@ class Listings(Accounts):
         return found, None
 
     def states_of_tasks(self, arrays: Iterable[Array]) -> dict[Array, dict[str, int]]:
-        """How many tasks of each array are in each state."""
+        """Count the tasks of each array by state."""
         wanted = set(arrays)
         listed = msgspec.json.encode(sorted({array_id for _, array_id in wanted})).decode()
         found: dict[Array, dict[str, int]] = {}
@@ -120,7 +124,7 @@ class Listings(Accounts):
                 "GROUP BY array_job_id, cluster, state",
                 (listed,),
             ).fetchall()
-            # Tasks that were not split off share a record, which has the array's own id.
+            # Tasks that Slurm has not split off share one record, under the array's own id.
             shared = self._connection.execute(
                 "SELECT cluster, array_job_id, state, array_task FROM job "
                 "WHERE job_id IN (SELECT value FROM json_each(?)) AND array_job_id = job_id",
@@ -135,17 +139,17 @@ class Listings(Accounts):
         return found
 
     def states_of(self, wanted: JobFilter, *, limit: int = 20_000) -> tuple[dict[str, int], bool]:
-        """How many jobs are in each state, and whether all of them were counted.
+        """Count jobs by state; also return True if all were counted.
 
         Args:
-            wanted: Filter of the jobs.
-            limit: Most jobs to count if the filter must be applied to each job.
+            wanted: The filter.
+            limit: Maximum number of jobs to count if the filter must be applied to each job.
 
         Raises:
-            JobNameError: ``wanted.jobs`` holds a text that names no job.
+            JobNameError: ``wanted.jobs`` contains an invalid job name.
         """
         condition, values = conditions(wanted)
-        # Without people and names the index alone tells all; else there may be far fewer.
+        # Without filters on people or names the index alone gives the counts.
         is_narrow = bool(wanted.users or wanted.accounts or wanted.names or wanted.jobs)
         is_narrow |= any(not scope.everything for scope in (wanted.scopes or {}).values())
         some = f"(SELECT job.state FROM job WHERE {condition} LIMIT {limit:d})"  # noqa: S608 -- values are bound
@@ -157,7 +161,10 @@ class Listings(Accounts):
         return found, not is_narrow or sum(found.values()) < limit
 
     def last_lines(self, jobs: Sequence[Job]) -> dict[int, Line]:
-        """What sacct shows of the last run of jobs, by their rows; none of what never was."""
+        """Return the accounting line of each job's last run, by row number.
+
+        Runs without one are left out.
+        """
         statement = (
             f"SELECT {COLUMNS} FROM line WHERE cluster = ? AND job_id = ? AND submit_us = ? "  # noqa: S608 -- our own columns
             "AND restarts = ? AND piece_us = 0 AND step = ''"
@@ -174,7 +181,7 @@ class Listings(Accounts):
         return found
 
     def plan_of_list(self, wanted: JobFilter, order: Order) -> str:
-        """How SQLite would answer ``listed``, a step a line."""
+        """Return SQLite's query plan of ``listed``, one step per line."""
         condition, values = conditions(wanted)
         with translated(self._path):
             plan = f"EXPLAIN QUERY PLAN {_statement(condition, order)}"
@@ -182,6 +189,7 @@ class Listings(Accounts):
 
 
 def _statement(condition: str, order: Order) -> str:
+    """Return the SELECT of a job list in an order."""
     by = _BY[order.removeprefix("-")]
     direction = "DESC" if order.startswith("-") else "ASC"
     ended = f" AND {_ENDED}" if by == _BY["end"] else ""
@@ -193,7 +201,7 @@ def _statement(condition: str, order: Order) -> str:
 
 
 def _with_told(place: ListPlace | None, told: dict[Array, int]) -> ListPlace | None:
-    """A place with the arrays whose other tasks come next: they have the place's own time."""
+    """Return a position with the arrays whose remaining tasks share its sort key."""
     if place is None:
         return None
     still = tuple(array for array, at_us in told.items() if at_us == place.at_us)
@@ -210,17 +218,17 @@ _decode_body = msgspec.json.Decoder(JobScript).decode
 
 
 def clusters_of(settings: Settings) -> list[str]:
-    """The clusters that there may be jobs of: the configuration's, then those that others tell of.
+    """Return all clusters that may have jobs: the configured ones, then others found in jobs.db.
 
-    Whoever asks for everything must be allowed to on each of them.
+    A person who asks for everything must have permission on each of them.
 
     Returns:
-        At least one: where nothing is known a name that no cluster has.
+        At least one name; if none is known, "", which no cluster has.
     """
     try:
         jobs = Jobs(database_path(settings.state_dir))
     except SqliteUnavailable:
-        # Not made yet: there are no jobs either.
+        # No jobs.db yet, so no jobs.
         known = []
     else:
         try:
@@ -231,13 +239,13 @@ def clusters_of(settings: Settings) -> list[str]:
 
 
 class Jobs(Listings):
-    """jobs.db, opened for reading; to be used by one thread at a time.
+    """Read-only interface to jobs.db. Use it from one thread at a time.
 
     Args:
-        path: The database file, ``state_dir/jobs.db``.
+        path: Path of the database, ``state_dir/jobs.db``.
 
     Raises:
-        SqliteUnavailable: There is none yet, or it cannot be read now.
+        SqliteUnavailable: The database does not exist yet, or cannot be read now.
     """
 
     def __init__(self, path: str) -> None:
@@ -247,7 +255,7 @@ class Jobs(Listings):
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Let all questions inside see the database as it is at the first of them."""
+        """Give all queries inside the same consistent view of the database."""
         if self._in_snapshot:
             yield
             return
@@ -261,15 +269,15 @@ class Jobs(Listings):
                 self._connection.execute("ROLLBACK")
 
     def find(self, text: str, cluster: str = "") -> list[Job]:
-        """All jobs that were called so, newest first.
+        """Return all jobs with this name, newest first.
 
         Args:
-            text: A job as Slurm names it: 123, 123_7, 123+1, a raw id, a SLUID. A task
-                that has no record of its own yet is found as its array.
-            cluster: Only of this cluster; "" for any.
+            text: Job name: 123, 123_7, 123+1, a raw id or a SLUID. A task without a record of its
+                own finds its array.
+            cluster: Cluster name; "" for any.
 
         Raises:
-            JobNameError: The text names no job.
+            JobNameError: The text is not a job name.
         """
         name = parse(text)
         where = "job.cluster = :cluster AND " if cluster else ""
@@ -282,7 +290,7 @@ class Jobs(Listings):
         return []
 
     def by_numbers(self, numbers: Iterable[int]) -> dict[int, Job]:
-        """Jobs by their rows."""
+        """Return jobs by row number."""
         rows = self._select(
             "job.number IN (SELECT value FROM json_each(:numbers))",
             {"numbers": _json(list(numbers))},
@@ -290,7 +298,7 @@ class Jobs(Listings):
         return {job.number: job for job in rows}
 
     def by_script(self, keys: Iterable[str], cluster: str = "") -> dict[str, Job]:
-        """The jobs that these scripts belong to, by the key of the job.script event."""
+        """Return the jobs that own these scripts, by key of the job.script event."""
         statement = (
             f"SELECT script.key, {_COLUMNS} FROM script JOIN job ON job.number = script.job "  # noqa: S608 -- our own columns
             "WHERE script.key IN (SELECT value FROM json_each(:keys)) AND script.purged = 0 "
@@ -302,33 +310,33 @@ class Jobs(Listings):
         return {row[0]: _job(row[1:]) for row in rows}
 
     def script_of(self, job: Job) -> Script | None:
-        """The script that the job ran: its own, its array's or its het leader's."""
+        """Return the script that a job ran: its own, its array's or its het leader's."""
         if not job.script_key:
             return None
         scripts = self._scripts("key = ? AND cluster = ?", (job.script_key, job.cluster))
         return scripts[0] if scripts else None
 
     def scripts_of(self, job: Job) -> list[Script]:
-        """All scripts that were kept of the job itself, oldest first."""
+        """Return all scripts stored for the job itself, oldest first."""
         return self._scripts(
             "cluster = ? AND job_id = ? AND job = ?", (job.cluster, job.job_id, job.number)
         )
 
     def runs_of(self, job: Job) -> list[Run]:
-        """The job's runs, first to last."""
+        """Return the runs of a job, first to last."""
         with translated(self._path):
             rows = self._connection.execute(
                 "SELECT facts FROM run WHERE cluster = ? AND job_id = ? AND job = ? "
                 "ORDER BY submit, restarts",
                 (job.cluster, job.job_id, job.number),
             ).fetchall()
-        # While a requeued job completes, Slurm shows its new restart count with the old
-        # submit time: of the same count the later submit time is the run's.
+        # While a requeued job completes, Slurm shows its new restart count with the old submit
+        # time. Of two runs with the same count, the one with the later submit time is real.
         return list({run.restarts: run for run in map(_run, rows)}.values())
 
     def clusters(self) -> list[str]:
-        """Every cluster that something is known of."""
-        # One step in an index for each, however many jobs it has.
+        """Return every cluster with runs or scripts."""
+        # One index step for each cluster, however many jobs it has.
         statement = (
             "WITH RECURSIVE known (name) AS (SELECT min(cluster) FROM {0} UNION ALL "
             "SELECT (SELECT min(cluster) FROM {0} WHERE cluster > name) FROM known "
@@ -342,7 +350,7 @@ class Jobs(Listings):
         return sorted(found)
 
     def unfinished(self, cluster: str) -> list[JobRecord]:
-        """The latest records of a cluster's jobs that are not over as far as is known."""
+        """Return the latest records of a cluster's jobs that have not ended, as far as known."""
         with translated(self._path):
             rows = self._connection.execute(
                 "SELECT record FROM job WHERE cluster = ? AND ended = 0 AND verified = 1 "
@@ -352,11 +360,11 @@ class Jobs(Listings):
         return [_decode_record(record) for (record,) in rows]
 
     def unfinished_jobs(self, cluster: str, leaders: Iterable[int] | None = None) -> list[Job]:
-        """A cluster's jobs that are not over as far as is known, newest first.
+        """Return a cluster's jobs that have not ended, as far as known, newest first.
 
         Args:
-            cluster: The cluster's name.
-            leaders: Only jobs of these raw ids, and the tasks of arrays of these ids.
+            cluster: Cluster name.
+            leaders: Only jobs with these raw ids, and tasks of arrays with these ids.
         """
         condition = "job.cluster = :cluster AND job.ended = 0 AND job.verified = 1"
         values: dict[str, Any] = {"cluster": cluster}
@@ -369,7 +377,10 @@ class Jobs(Listings):
     def unconfirmed(
         self, since: datetime, until: datetime, cluster: str = "", limit: int = 1000
     ) -> list[Job]:
-        """Jobs whose script was seen in a time, but which Slurm never showed; newest first."""
+        """Return jobs whose script was captured in a period but which Slurm never showed.
+
+        Newest first.
+        """
         return self._select(
             "job.verified = 0 AND job.purged = 0 AND job.first_submit >= :since "
             "AND job.first_submit < :until AND (:cluster = '' OR job.cluster = :cluster)",
@@ -378,9 +389,9 @@ class Jobs(Listings):
         )
 
     def parts_of(self, job: Job) -> list[Job]:
-        """The tasks of an array, or the components of a het job, that have records of their own.
+        """Return the array tasks or het components that have records of their own, newest first.
 
-        Newest first; the array or leader itself is not among them.
+        The array or leader itself is not included.
         """
         found = self._select(
             "job.cluster = :cluster AND (job.array_job_id = :id OR job.het_job_id = :id) "
@@ -390,7 +401,7 @@ class Jobs(Listings):
         return [part for part in found if part.record.uid == job.record.uid]
 
     def is_purged(self, cluster: str, key: str) -> bool | None:
-        """Whether a script was purged, by the key of its event; None if there never was one."""
+        """Return True if a script was purged, by its event's key; None if it never existed."""
         with translated(self._path):
             row = self._connection.execute(
                 "SELECT purged FROM script WHERE key = ? AND cluster = ?", (key, cluster)
@@ -398,11 +409,11 @@ class Jobs(Listings):
         return None if row is None else bool(row[0])
 
     def has_script(self, cluster: str, job_id: int, submit: datetime) -> bool:
-        """Whether there is a script of a submission, or was one that is purged.
+        """Return True if a submission has a script, or had one that was purged.
 
         Args:
-            cluster: The cluster's name.
-            job_id: Raw id; of an array the array's, of a het job its leader's.
+            cluster: Cluster name.
+            job_id: Raw id: for an array the array's, for a het job its leader's.
             submit: Submit time of one of its runs.
         """
         submit_us = micros(submit)
@@ -422,17 +433,17 @@ class Jobs(Listings):
         return row is not None
 
     def cursor(self) -> int:
-        """Position in the journal up to which events are taken in."""
+        """Return the journal position up to which events are applied."""
         with translated(self._path):
             (position,) = self._connection.execute("SELECT position FROM cursor").fetchone()
         return int(position)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the database."""
         self._connection.close()
 
     def plan(self, wanted: JobFilter) -> str:
-        """How SQLite would answer ``list``, a step a line."""
+        """Return SQLite's query plan of ``list``, one step per line."""
         condition, values = conditions(wanted)
         values |= {"limit": 1}
         with translated(self._path):
@@ -440,11 +451,13 @@ class Jobs(Listings):
             return "\n".join(row[3] for row in rows)
 
     def _select(self, condition: str, values: dict[str, Any], limit: int = -1) -> list[Job]:
+        """Return the jobs that match a condition, newest first."""
         with self.snapshot():
             rows = self._connection.execute(_list(condition), {**values, "limit": limit})
             return self._with_leaders([_job(row) for row in rows])
 
     def _scripts(self, condition: str, values: tuple[object, ...]) -> list[Script]:
+        """Return the scripts that match a condition and are not purged."""
         with translated(self._path):
             rows = self._connection.execute(
                 f"SELECT key, cluster, body, job FROM script WHERE {condition} "  # noqa: S608 -- our own conditions
@@ -457,7 +470,7 @@ class Jobs(Listings):
         ]
 
     def _with_leaders(self, jobs: list[Job]) -> list[Job]:
-        """Give tasks and components the key of the script that they run."""
+        """Fill in the script key of array tasks and het components from their leader."""
         wanted: dict[str, set[int]] = {}
         for job in jobs:
             leader = leader_of(job.record)
@@ -467,7 +480,7 @@ class Jobs(Listings):
             return jobs
         kept: dict[tuple[str, int, int], list[tuple[int, str, bool]]] = {}
         for cluster, leaders in wanted.items():
-            # Of the same uid: of a re-used id the script may be somebody else's.
+            # The uid must match: with a reused id the script may be another user's.
             rows = self._connection.execute(
                 "SELECT script.job_id, job.uid, script.spool_mtime_ns / 1000, script.key, "
                 "script.purged FROM script JOIN job ON job.number = script.job "
@@ -483,6 +496,7 @@ class Jobs(Listings):
     def _with_leader(
         job: Job, kept: dict[tuple[str, int, int], list[tuple[int, str, bool]]]
     ) -> Job:
+        """Fill in the script key of one job: its leader's latest script before the job."""
         leader, uid = leader_of(job.record), job.record.uid
         if job.script_key or leader == job.job_id or uid is None:
             return job
@@ -494,22 +508,22 @@ class Jobs(Listings):
         ]
         return msgspec.structs.replace(job, script_key=keys[-1]) if keys else job
 
-    # The last method: below it, ``list`` is not the type any more.
+    # Keep this method last: below it, ``list`` is no longer the builtin type.
     def list(
         self,
         wanted: JobFilter,
         limit: int = 1000,
         before: Position | None = None,
     ) -> list[Job]:
-        """Jobs by first submit time, newest first; of one second, the highest id first.
+        """Return jobs by first submit time, newest first; within a second, highest id first.
 
         Args:
-            wanted: Which.
-            limit: How many at most.
-            before: Only what comes after this ``Job.position`` in the list.
+            wanted: The filter.
+            limit: Maximum number of jobs.
+            before: Return only jobs after this ``Job.position`` in the list.
 
         Raises:
-            JobNameError: ``wanted.jobs`` holds a text that names no job.
+            JobNameError: ``wanted.jobs`` contains an invalid job name.
         """
         condition, values = conditions(wanted)
         if before is not None:
@@ -523,6 +537,7 @@ class Jobs(Listings):
 
 
 def _list(condition: str) -> str:
+    """Return the SELECT of jobs, newest first."""
     return (
         f"SELECT {_COLUMNS} FROM job WHERE {condition} "  # noqa: S608 -- values are bound
         "ORDER BY job.first_submit DESC, job.job_id DESC, job.number DESC LIMIT :limit"
@@ -530,6 +545,7 @@ def _list(condition: str) -> str:
 
 
 def _job(row: tuple[Any, ...]) -> Job:
+    """Convert a row to a job."""
     number, cluster, job_id, first_submit_us, verified, purged, ended, key, name, record = row
     return Job(
         number=number,
@@ -545,6 +561,7 @@ def _job(row: tuple[Any, ...]) -> Job:
 
 
 def _run(row: tuple[bytes]) -> Run:
+    """Convert stored facts to a run."""
     facts = unpack(row[0])
     late = facts.late_end_us
     return Run(
@@ -561,4 +578,5 @@ def _json(value: object) -> str:
 
 
 def _holds_task(expression: str | None, task: int) -> bool:
+    """Implement the SQL function ``holds_task``."""
     return expression is not None and covers(expression, task)

@@ -1,9 +1,13 @@
-"""What archive.purge does to jobs.db: scripts are forgotten, and what people wrote of the job.
+"""Retention in jobs.db: purge scripts and private text, and expire old jobs.
 
-Ids, times and the uid stay, for the books. Of a script stays a row with its job
-id and its time alone: it keeps the jobs of a re-used id apart, and the private
-text away when Slurm tells it again. Where a purge comes before its script, as it
-may out of a topic, the row is made then, and the script finds its place taken.
+:func:`forget_scripts` and :class:`Leaders` apply archive.purge: they remove scripts and the text
+that people wrote. Ids, times and the uid stay for accounting. A purged script keeps a row with its
+job id and time: it separates the jobs of a reused id, and blocks the private text if Slurm reports
+it again. If a purge arrives before its script, as it may from a Kafka topic, the row is made then,
+so the script finds its place taken.
+
+:func:`expire` deletes jobs that ended before a time (accounting.expire); :func:`take_out` drops
+late events of such jobs.
 """
 
 import re
@@ -25,13 +29,13 @@ from steward.jobs.tables import EXPIRED, OF_NO_JOB, Group, ScriptRow, Told, load
 from steward.slurm.job_states import FINISHED, base_state
 
 _KEY: Final = re.compile(r"script:([1-9][0-9]{0,9}):(0|[1-9][0-9]{0,18})")
-"""As ``steward.core.events.script_key`` makes it."""
+"""Format of ``steward.core.events.script_key``."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 def leader_of(record: JobRecord) -> int:
-    """The id whose script the job runs: its array's or het leader's; its own for others."""
+    """Return the id of the job whose script a job runs: its array's, het leader's, or its own."""
     return record.array_job_id or record.het_job_id or record.job_id
 
 
@@ -41,14 +45,14 @@ def forget_scripts(
     """Mark scripts as purged in their groups.
 
     Args:
-        connection: jobs.db, inside a transaction.
-        cluster: The cluster's name.
-        keys: Keys of job.script events; those that are none are passed over.
-        limit: How many groups to hold in memory at a time.
+        connection: Connection to jobs.db, inside a transaction.
+        cluster: Cluster name.
+        keys: Keys of job.script events; malformed keys are skipped.
+        limit: Maximum number of groups in memory at a time.
 
     Yields:
-        Groups that are to be resolved and written again: those of the scripts, and after
-        them those of the tasks and components that run them.
+        Groups to resolve and write again: first those of the scripts, then those of the
+        tasks and components that run them.
     """
     rows = connection.execute(
         "SELECT key, job_id, spool_mtime_ns FROM script WHERE cluster = ? "
@@ -71,7 +75,7 @@ def forget_scripts(
 
 
 def parsed_key(key: str) -> tuple[int, int] | None:
-    """Job id and time in the spool (ns) of a script, by its key; None if it is no such key."""
+    """Parse a script's key into job id and spool time (ns); None if malformed."""
     found = _KEY.fullmatch(key)
     if found is None:
         return None
@@ -80,7 +84,7 @@ def parsed_key(key: str) -> tuple[int, int] | None:
 
 
 def _parts(connection: Connection, cluster: str, leaders: Sequence[int]) -> list[int]:
-    """Ids of the array tasks and het components of these leaders."""
+    """Return the ids of the array tasks and het components of these leaders."""
     ids = _encode(list(leaders)).decode()
     rows = connection.execute(
         "SELECT job_id FROM job WHERE cluster = :cluster AND job_id <> array_job_id "
@@ -93,11 +97,11 @@ def _parts(connection: Connection, cluster: str, leaders: Sequence[int]) -> list
 
 
 class Leaders:
-    """Knows of which tasks and components the leader's script was purged.
+    """Lookup that tells if the script of a task's or component's leader was purged.
 
     Args:
-        connection: jobs.db.
-        cluster: The cluster's name.
+        connection: Connection to jobs.db.
+        cluster: Cluster name.
     """
 
     def __init__(self, connection: Connection, cluster: str) -> None:
@@ -106,7 +110,7 @@ class Leaders:
         self._scripts: dict[int, list[tuple[int, bool]]] = {}
 
     def look_up(self, records: Iterable[JobRecord | None]) -> None:
-        """Read, in one query, what is known of the leaders of these jobs."""
+        """Read the scripts of the leaders of these jobs in one query."""
         leaders = {
             leader
             for record in records
@@ -123,7 +127,7 @@ class Leaders:
             self._scripts.setdefault(job_id, []).append((mtime_us, bool(purged)))
 
     def is_purged(self, job: Resolved) -> bool:
-        """Whether the script that the job ran was purged."""
+        """Return True if the script that a job ran was purged."""
         if any(script.purged for script in job.scripts):
             return True
         if job.record is None:
@@ -143,7 +147,7 @@ _MARK: Final = msgspec.json.encode(Told(basis=EXPIRED))
 
 
 def expirable(connection: Connection, cluster: str, before: datetime) -> int:
-    """How many jobs of a cluster :func:`expire` would forget."""
+    """Count the jobs of a cluster that :func:`expire` would delete."""
     (count,) = connection.execute(
         f"SELECT count(*) {_ENDED}",
         (cluster, micros(before), _MARK),
@@ -154,16 +158,16 @@ def expirable(connection: Connection, cluster: str, before: datetime) -> int:
 def take_out(
     connection: Connection, cluster: str, group: Group, events: Sequence[Event]
 ) -> Sequence[Event]:
-    """What of the news of an id is not of runs that were forgotten, or would have been by now.
+    """Return the events that do not concern expired runs, or runs that would be expired by now.
 
-    A fact that comes late would else begin the run anew, and all would be said of it again.
-    What an import brings in was asked for, and runs that are known know themselves.
+    A late event would otherwise recreate the run and publish everything about it again. Imported
+    events are kept, because somebody asked for them; so are events of known runs.
 
     Args:
-        connection: jobs.db.
-        cluster: The cluster's name.
-        group: What is known of the id.
-        events: The news.
+        connection: Connection to jobs.db.
+        cluster: Cluster name.
+        group: Everything known about the job id.
+        events: New events of the job id.
     """
     ends = {
         run_key(event): event.body.record.end
@@ -187,16 +191,17 @@ def take_out(
 
 
 def _tells_end(event: Event, group: Group) -> bool:
+    """Return True if an event reports the final end of a run."""
     if event.source == IMPORTED or event.body.record.end is None:
         return False
     state = base_state(event.body.record.state)
-    # A job of which other runs are known goes on.
+    # If other runs of a requeued job are known, it goes on.
     return state in FINISHED or (state == "REQUEUED" and not group.runs)
 
 
 def expire(connection: Connection, cluster: str, before: datetime) -> int:
-    """Forget jobs that ended before a time, inside a transaction; returns how many."""
-    # Whoever asks for lines from before it has to look in the job log's closed days, too.
+    """Delete jobs that ended before a time, inside a transaction; return their number."""
+    # Queries for earlier lines must also read the closed days of the job log.
     connection.execute(
         "INSERT INTO expired VALUES (?, ?) ON CONFLICT (cluster) "
         "DO UPDATE SET before = max(before, excluded.before)",

@@ -1,8 +1,8 @@
-"""Brings the books of job ids up to date: which launch is of which run, the lines, what is said.
+"""Accounting update of the jobs consumer: attribute launches to runs, write lines, append events.
 
-Where a run has changed in what its steps' lines depend on, everything of its
-job id is made anew. Else only the steps are looked at of which there are
-facts: a job may have thousands of steps, on thousands of nodes.
+:class:`Books` settles the groups of changed job ids. If a run changed in anything its steps' lines
+depend on, all lines of its job id are rebuilt. Otherwise only the steps with new events are,
+because a job may have thousands of steps on thousands of nodes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ from steward.jobs.tables import EXPIRED, NO_RUN, Group, Told
 from steward.jobs.usage import add_steps, as_step_of, run_line, step_line_of
 
 _Part = tuple[RunKey, int]
-"""A run, and the end (µs) of its piece; 0 for its current size."""
+"""Key of a run, and end (µs) of its piece; 0 for its current size."""
 
 _NONE: Final = frozenset({"", NO_RUN, EXPIRED})
 
@@ -38,12 +38,12 @@ _SOONER: Final = _PUT_DUE.format("min(at, excluded.at)")
 
 
 class Books:
-    """Settles groups.
+    """Updates lines, launches and events of changed job ids.
 
     Args:
-        connection: jobs.db, inside a transaction.
-        now: The present moment.
-        is_silent: What is over is not said, see :meth:`Sayer.run`.
+        connection: Connection to jobs.db, inside a transaction.
+        now: Present time.
+        is_silent: Append no events about ended runs, see :meth:`Sayer.run`.
     """
 
     def __init__(self, connection: Connection, now: datetime, *, is_silent: bool = False) -> None:
@@ -55,21 +55,21 @@ class Books:
     def settle(
         self, cluster: str, resolved: Iterable[tuple[Group, Sequence[Resolved], Sequence[bool]]]
     ) -> list[Event]:
-        """Bring the books of some job ids of one cluster up to date.
+        """Update the accounting of some job ids of one cluster; return the events to append.
 
         Args:
-            cluster: The cluster's name.
-            resolved: Each id's group, its jobs, and for each of these whether its private
-                text was purged.
+            cluster: Cluster name.
+            resolved: For each id its group, its jobs, and for each job whether its private text
+                was purged.
 
         Returns:
-            What is to be said.
+            The events to append to the journal.
         """
         books = [_Book(group, jobs, purged) for group, jobs, purged in resolved]
         self._complete(cluster, [book for book in books if book.is_whole])
         for book in books:
             book.attribute()
-        # A launch that went over to another run leaves a hole in the first one's steps.
+        # A launch that moved to another run leaves a gap in the first run's steps.
         moved = [book for book in books if book.is_whole and not book.is_complete]
         self._complete(cluster, moved)
         for book in moved:
@@ -83,7 +83,7 @@ class Books:
         return said
 
     def _complete(self, cluster: str, books: Sequence["_Book"]) -> None:
-        """Read all launches of these job ids."""
+        """Load all launches of these job ids."""
         if not books:
             return
         by_id = {book.group.job_id: book for book in books}
@@ -97,6 +97,7 @@ class Books:
             book.is_complete = True
 
     def _write(self, book: "_Book") -> None:
+        """Write the lines of a job id's runs and steps; delete stale ones."""
         group = book.group
         job_id = group.job_id
         if book.is_complete:
@@ -119,7 +120,7 @@ class Books:
     def _of_run(
         self, book: "_Book", view: RunView, touched: dict[_Part, dict[str, list[LaunchRow]]]
     ) -> Iterable[Line]:
-        """The lines of a run and of those of its steps that are looked at."""
+        """Yield the lines of a run and of its steps that are updated."""
         group = book.group
         told = group.told.setdefault(view.key, Told())
         others: list[Line] = []
@@ -152,6 +153,7 @@ class Books:
         book.tell(view.key, book.basis_of(view), has_steps=has_steps)
 
     def _say(self, book: "_Book") -> list[Event]:
+        """Collect the events of a job id, and write its launches."""
         group = book.group
         sayer = Sayer(group, self._now)
         by_run: dict[RunKey, list[LaunchRow]] = {}
@@ -174,6 +176,7 @@ class Books:
         return sayer.said
 
     def _put_due(self, book: "_Book", due_us: int | None) -> None:
+        """Store when to settle the job id again, or clear it."""
         key = (book.group.cluster, book.group.job_id)
         if due_us is not None:
             statement = _LATER if book.is_complete else _SOONER
@@ -183,7 +186,7 @@ class Books:
 
 
 class _Book:
-    """One job id while it is settled."""
+    """Job id while it is settled."""
 
     def __init__(self, group: Group, jobs: Sequence[Resolved], purged: Sequence[bool]) -> None:
         self.group = group
@@ -204,21 +207,21 @@ class _Book:
         self.accounted: list[Line] = []
 
     def basis_of(self, view: RunView) -> str:
-        """Digest of what the lines of a run's steps depend on."""
+        """Return the digest of what the step lines of a run depend on."""
         return self._bases[view.key]
 
     def tell(self, key: RunKey, basis: str, *, has_steps: bool = False) -> None:
-        """Note what a run's lines were made of."""
+        """Record the digest that a run's lines were made from."""
         told = self.group.told.setdefault(key, Told())
         if (told.basis, told.has_steps) != (basis, has_steps):
             told.basis, told.has_steps = basis, has_steps
             self.group.dirty_runs.add(key)
 
     def attribute(self) -> None:
-        """Find the run of each launch that is looked at.
+        """Find the run of each launch to update.
 
-        A run launches a step once on a node. Where another launch would fit, too, that was
-        of a run which slurmctld forgot before anybody saw it, and whose id it used again.
+        A run launches a step once per node. If a second launch fits too, it belongs to a run that
+        slurmctld forgot unseen and whose id it reused.
         """
         for rows in self._by_place():
             free = self.runs
@@ -228,7 +231,7 @@ class _Book:
                 free = [run for run in free if run is not view]
 
     def _by_place(self) -> Iterable[list[LaunchRow]]:
-        """The launches that are looked at, those of a step on one node together, last first."""
+        """Return the launches to update, grouped by step and node, last first."""
         found: dict[tuple[str, str], list[LaunchRow]] = {}
         for (step, node, _launched_us), row in sorted(self.group.launches.items(), reverse=True):
             found.setdefault((step, node), []).append(row)
@@ -237,6 +240,7 @@ class _Book:
         return (rows for rows in found.values() if any(row.is_news for row in rows))
 
     def _attribute(self, row: LaunchRow, view: RunView | None) -> None:
+        """Assign a launch to a run and piece."""
         run = None if view is None else view.key
         piece_us = 0 if view is None else view.piece_at(row.key[2])
         if (run, piece_us) != (row.run, row.piece_us):
@@ -248,13 +252,14 @@ class _Book:
 
     @staticmethod
     def _blank(row: LaunchRow) -> None:
+        """Remove private text from a launch."""
         start = row.facts.start
         if start is not None and start.name:
             row.facts.blank()
             row.is_news = row.is_dirty = True
 
     def steps(self) -> dict[_Part, dict[str, list[LaunchRow]]]:
-        """The launches of each step that is to be written, by the part of a run."""
+        """Return the launches of each step to write, by part of a run."""
         wanted = {
             (row.run, row.piece_us, row.key[0])
             for row in self.group.launches.values()
@@ -268,7 +273,7 @@ class _Book:
         return found
 
     def imported(self, view: RunView, line: Line, mine: set[str]) -> list[Line]:
-        """Lines of steps that only another's books know."""
+        """Return the step lines that are known only from imported accounting."""
         if line.piece_us:
             return []
         return [
@@ -279,12 +284,13 @@ class _Book:
 
 
 def _less_suspended(view: RunView, step: Line) -> Line:
-    """The line of a step with how long its run was suspended meanwhile: nodes do not see it."""
+    """Return a step's line with the suspended time of its run, which nodes do not see."""
     suspended_s = view.suspended_between(step.start_us, step.end_us)
     return msgspec.structs.replace(step, suspended_s=suspended_s) if suspended_s else step
 
 
 def _basis(view: RunView, is_purged: bool) -> str:
+    """Return the digest of everything that the step lines of a run depend on."""
     record = view.record
     return digest(
         [
@@ -294,7 +300,7 @@ def _basis(view: RunView, is_purged: bool) -> str:
             (record.partition, record.wckey, record.eligible, record.sluid, record.nodelist),
             (record.array_job_id, record.array_task, record.het_job_id, record.het_offset),
             [(piece.end, piece.nodelist) for piece in view.parts],
-            # Of a run that goes on every halt would have all its steps reckoned anew.
+            # For a run that goes on, every suspension would rebuild the lines of all steps.
             view.is_over and (record.suspended_s, list(view.run.halts.items())),
         ]
     )

@@ -1,4 +1,9 @@
-"""Says whose each kept script is, and again when what an archive keeps of its job changes."""
+"""Run events of the jobs consumer: job.identity, run.start, run.suspend, run.end, step.usage.
+
+:func:`identities` makes the events that tell the archive which job a script belongs to, again
+whenever what the archive keeps changes. :class:`Sayer` makes the events about runs and launches of
+one job id. Both compare with what was published before, and publish corrections under new keys.
+"""
 
 import hashlib
 from datetime import datetime
@@ -26,7 +31,7 @@ from steward.jobs.tables import Group, Said, Told
 
 SOURCE: Final = "jobs"
 
-# What an archive's manifest holds beside times: when one of these changes, it is said again.
+# Fields in an archive's manifest, apart from times. A change publishes job.identity again.
 _LASTING: Final = (
     "name",
     "group",
@@ -51,7 +56,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def identities(group: Group, job: Resolved, record: JobRecord, now: datetime) -> list[Event]:
-    """The job.identity events that are news for a job's scripts."""
+    """Return the new job.identity events for a job's scripts."""
     lasting = _digest(_encode([getattr(record, field) for field in _LASTING]))
     last = job.latest
     end_us = last.end_us if job.is_over else None
@@ -90,7 +95,7 @@ def identities(group: Group, job: Resolved, record: JobRecord, now: datetime) ->
 
 
 def _news(said: Said | None, facts: tuple[int, int | None, str, int | None, str]) -> str:
-    """Why it must be said (again) whose a script is; "" if nothing is new."""
+    """Return why a script's identity must be published (again), or ""."""
     first_submit_us, uid, user, end_us, lasting = facts
     if said is None or (said.first_submit_us, said.uid) != (first_submit_us, uid):
         return "bound"
@@ -106,23 +111,23 @@ def _digest(data: bytes) -> str:
 
 
 UNSURE_US: Final = 120_000_000
-"""So long a run of which only its absence tells that it ended waits for one who knows when."""
+"""Wait for a source with the end time, if only a run's absence shows that it ended, in µs."""
 
 ENDLESS_US: Final = 600_000_000
-"""So long, after the run's end and after the last fact, a launch waits for its end."""
+"""Wait for the end of a launch, after the run's end and the last report, in µs."""
 
 
 def digest(value: object) -> str:
-    """A short digest of anything that JSON can carry."""
+    """Return a short digest of a value that JSON can encode."""
     return hashlib.blake2b(_encode(value), digest_size=9).hexdigest()
 
 
 class Sayer:
-    """Says what is news of the runs of one job id.
+    """Makes the new events about runs and launches of one job id.
 
     Args:
-        group: What is known of the id; what was said is noted there.
-        now: The present moment.
+        group: Everything known about the job id; records what was published.
+        now: Present time.
     """
 
     def __init__(self, group: Group, now: datetime) -> None:
@@ -131,16 +136,19 @@ class Sayer:
         self._now_us = micros(now)
         self.said: list[Event] = []
         self.due_us: int | None = None
-        """When to look again, though nothing happens; None for never."""
+        """When to settle the job id again without a new event, µs since the epoch.
+
+        None for never.
+        """
 
     def run(self, view: RunView, launches: list[LaunchRow], *, is_silent: bool = False) -> None:
-        """Say what is news of a run.
+        """Add the new events of a run.
 
         Args:
             view: The run.
             launches: Launches of its steps.
-            is_silent: What is over is only noted, not said: it was before there was anybody
-                to hear of it.
+            is_silent: Only record the events of an ended run, because it ended before any consumer
+                existed.
         """
         told = self._told(view)
         before = _encode(told)
@@ -160,9 +168,11 @@ class Sayer:
             self._group.dirty_runs.add(view.key)
 
     def _told(self, view: RunView) -> Told:
+        """Return what was published about a run."""
         return self._group.told.setdefault(view.key, Told())
 
     def _start(self, view: RunView, told: Told, launches: list[LaunchRow]) -> None:
+        """Publish or correct run.start; without a start time, use the first launch."""
         record = view.record
         is_guess = record.start is None
         if is_guess:
@@ -187,6 +197,7 @@ class Sayer:
         self._correct(RUN_START, view, told, record, record.start, told.start)
 
     def _suspensions(self, view: RunView, told: Told) -> None:
+        """Publish new suspensions and resumptions of a run."""
         mine = [found for found in self._group.suspensions if found[0] == view.key]
         for _key, at_us, seen in sorted(mine, key=lambda found: found[1]):
             if at_us <= told.suspended_us:
@@ -201,6 +212,7 @@ class Sayer:
             self._say(RUN_SUSPEND, view, record, at=moment(at_us), of=f":{at_us}")
 
     def _piece(self, view: RunView, told: Told, piece: JobRecord) -> None:
+        """Publish or correct the end of a former size of a resized job."""
         end_us = micros_or_0(piece.end)
         content = _ending(piece)
         before = told.pieces.get(end_us)
@@ -213,6 +225,7 @@ class Sayer:
             self._correct(RUN_END, view, told, piece, piece.end, content, is_piece=True)
 
     def _end(self, view: RunView, told: Told) -> None:
+        """Publish or correct run.end; wait while the end time is uncertain."""
         if not view.is_over:
             return
         if not view.is_sure and not told.end and not self._is_due(told.over_us + UNSURE_US):
@@ -220,7 +233,7 @@ class Sayer:
         content = _ending(view.record)
         if told.end == content:
             return
-        # Nobody told when: it was over by when it was found to be, not only when that is said.
+        # If no source gave the end time, use the time when the end was first noticed.
         at = view.record.end or moment(told.over_us)
         if not told.end:
             told.end = content
@@ -230,7 +243,7 @@ class Sayer:
             self._correct(RUN_END, view, told, view.record, at, content)
 
     def launch(self, view: RunView, row: LaunchRow) -> None:
-        """Say what is news of a launch that belongs to this run."""
+        """Add the new events of a launch that belongs to this run."""
         told = self._told(view)
         if not row.ended and (not row.is_said or row.is_announced):
             if not view.is_over:
@@ -263,7 +276,7 @@ class Sayer:
         self._usage(STEP_USAGE, row, content, at, usage)
 
     def _announce(self, view: RunView, row: LaunchRow) -> None:
-        """Say that a launch has begun, unless that is said, or its usage was."""
+        """Publish the start of a launch, unless that or its usage was published."""
         start = row.facts.start
         if start is None or row.is_announced or row.has_usage:
             return
@@ -281,12 +294,12 @@ class Sayer:
         self._usage(STEP_LAUNCH, row, ANNOUNCED, moment(launched_us), usage)
 
     def withdraw(self, row: LaunchRow, run: RunKey, view: RunView | None) -> None:
-        """Take back what was said of a launch: it is none of that run's.
+        """Withdraw what was published about a launch that no longer belongs to a run.
 
         Args:
             row: The launch.
-            run: The run that it was said to be of.
-            view: The same as it is known now; None where it turned out to be no run.
+            run: Key of the run that was published.
+            view: That run as now known; None if it turned out not to be a run.
         """
         step, node, launched_us = row.key
         usage = StepUsage(
@@ -310,15 +323,17 @@ class Sayer:
     def _usage(
         self, kind: str, row: LaunchRow, content: str, at: datetime, usage: StepUsage
     ) -> None:
+        """Add an event about a launch, under a new key if it corrects another."""
         key = f"{kind}:{usage.job_id}:{usage.step}:{usage.node}:{usage.launched_us}"
         if row.has_usage or (row.said and kind == STEP_LAUNCH):
             key += f":{digest([row.said, content])}"
-        # What was said last, and a digest of all before: the same again is news after another.
+        # The last content, and a digest of all before it: the same content after another is new.
         row.said = f"{content}:{digest([row.said])}"
         row.is_dirty = True
         self._event(kind, key, at, usage)
 
     def _is_due(self, at_us: int) -> bool:
+        """Return True if a time has come; otherwise note when to settle again."""
         if at_us <= self._now_us:
             return True
         self.due_us = at_us if self.due_us is None else min(self.due_us, at_us)
@@ -335,6 +350,7 @@ class Sayer:
         is_piece: bool = False,
         is_correction: bool = False,
     ) -> None:
+        """Add an event about a run."""
         job_id = self._group.job_id
         fact = RunFact(
             job_id=job_id,
@@ -359,6 +375,7 @@ class Sayer:
         *,
         is_piece: bool = False,
     ) -> None:
+        """Add a correction, under a key that depends on all corrections before."""
         told.chain = digest([told.chain, kind, content])
         self._say(
             kind,
@@ -371,6 +388,7 @@ class Sayer:
         )
 
     def _event(self, kind: str, key: str, at: datetime, body: RunFact | StepUsage) -> None:
+        """Add an event to the list."""
         self.said.append(
             Event(
                 kind=kind,
@@ -385,6 +403,7 @@ class Sayer:
 
 
 def _ending(record: JobRecord) -> str:
+    """Return the digest of everything published about an end."""
     return digest(
         [
             record.start,
@@ -400,7 +419,7 @@ def _ending(record: JobRecord) -> str:
 
 
 def _nameless(usage: StepUsage) -> StepUsage:
-    """The facts alone: what the run became meanwhile, and a name that was purged, is no news."""
+    """Return a usage without fields whose change is no news: the run's end, purged names."""
     start = usage.start
     if start is not None and start.name:
         start = msgspec.structs.replace(start, name="")

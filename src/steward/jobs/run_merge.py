@@ -1,4 +1,13 @@
-"""One observation of a run, and which counts of several that tell of its end."""
+"""Run merging: combine the observations of a run into one job record.
+
+:class:`Seen` is one observation from one source; :class:`RunFacts` keeps what matters of all
+observations of a run, in whatever order they arrive, and merges them into a record. :func:`end_of`
+chooses among several reports of an end; :func:`merge_runs` builds the record of a job from its
+runs.
+
+Times ending in ``_us`` are µs since the epoch. Reports that slurmctld wrote at the end (jobcomp,
+slurmdbd) take precedence over polls for the same end.
+"""
 
 from functools import cached_property
 from typing import Final
@@ -13,11 +22,11 @@ from steward.slurm.job_states import FINISHED, FORGOTTEN, RESIZING, base_state
 REQUEUED: Final = "REQUEUED"
 PREEMPTED: Final = "PREEMPTED"
 OWN: Final = 2
-"""How much the books count that slurmctld writes to us."""
+"""Rank of reports that slurmctld writes to Steward (jobcomp), above other accounting."""
 _NEVER: Final = 2**62
 _SLACK_US: Final = 2_000_000
 
-# What the purge of a script takes from its job: all that a person wrote.
+# Text written by people, which a purge of the script removes from the job.
 PRIVATE: Final = dict.fromkeys(
     [
         "name",
@@ -40,14 +49,14 @@ PRIVATE: Final = dict.fromkeys(
 
 
 class Seen(msgspec.Struct, frozen=True, array_like=True):
-    """One observation.
+    """Observation of a run by one source.
 
     Attributes:
-        at_us: When the source saw it, µs since the epoch.
+        at_us: Time of the observation, µs since the epoch.
         key: The event's key, to break ties.
-        record: What was seen.
-        of_books: Whether it is what slurmctld wrote down at the end; :data:`OWN` where it
-            wrote it to us, and not to another's books.
+        record: The observed record.
+        of_books: Whether slurmctld wrote it down at the end; :data:`OWN` if it wrote it to Steward
+            rather than to other accounting.
     """
 
     at_us: int
@@ -56,41 +65,41 @@ class Seen(msgspec.Struct, frozen=True, array_like=True):
     of_books: bool | int = False
 
     def stamp(self) -> tuple[int, str]:
-        """Its place in the order of observations."""
+        """Return the sort key of observations."""
         return self.at_us, self.key
 
     def blanked(self) -> "Seen":
-        """The same without what a person wrote."""
+        """Return the observation without private text."""
         return Seen(self.at_us, self.key, blanked(self.record), self.of_books)
 
 
 def blanked(record: JobRecord) -> JobRecord:
-    """The record without what a person wrote: ids, times and the uid stay, for the books."""
+    """Return a record without private text; ids, times and the uid stay for accounting."""
     return msgspec.structs.replace(record, **PRIVATE)
 
 
 def end_of(final: Seen | None, requeued: Seen | None, preempted: Seen | None) -> Seen | None:
-    """What tells how a run ended.
+    """Return the observation that tells how a run ended.
 
     Args:
-        final: The earliest that says that it ended by itself, failed or was cancelled.
-        requeued: The latest that says that it ended with a requeue.
-        preempted: The latest that says that it was preempted.
+        final: The earliest report that it completed, failed or was cancelled.
+        requeued: The latest report that it ended with a requeue.
+        preempted: The latest report that it was preempted.
     """
-    # One that was preempted for good may be requeued after its end, which is told once more.
+    # A job preempted for good may be requeued after its end, which is then reported again.
     cut = preempted if requeued is None else earlier(preempted, requeued)
     if final is None or cut is None or final.record.end is None:
         return cut or final
-    # Two ends that slurmctld wrote to us are two, be they a second apart.
+    # Two ends that slurmctld wrote to Steward are distinct, even if a second apart.
     is_ours = min(final.of_books, cut.of_books) == OWN
     if cut.record.end is None or end_us(final) > end_us(cut) + (0 if is_ours else _SLACK_US):
-        # It went on: a slurmctld that was killed forgot that it had cut it off.
+        # It went on: a killed slurmctld forgot the preemption or requeue.
         return final
     return earlier(final, cut)
 
 
 def earlier(one: Seen | None, other: Seen) -> Seen:
-    """Of two observations of an end that which tells the earlier one."""
+    """Return the observation with the earlier end."""
     if one is None:
         return other
     then_us, now_us = end_us(one), end_us(other)
@@ -98,9 +107,9 @@ def earlier(one: Seen | None, other: Seen) -> Seen:
 
 
 def later(one: Seen | None, other: Seen) -> Seen:
-    """Of two observations that it was cut off that which tells the later one.
+    """Return the observation of an interruption with the later end.
 
-    It went on in between: a slurmctld that was killed forgot the first.
+    The run went on in between, because a killed slurmctld forgot the first interruption.
     """
     if one is None:
         return other
@@ -109,35 +118,35 @@ def later(one: Seen | None, other: Seen) -> Seen:
 
 
 def _is_better(one: Seen, other: Seen) -> bool:
-    """Of the same end told twice: the later one knows more, but that the books are right."""
+    """Compare two reports of the same end: accounting wins, then the later report."""
     return (one.of_books, one.stamp()) > (other.of_books, other.stamp())
 
 
 def end_us(seen: Seen) -> int:
-    """When it says that it ended, µs since the epoch; later than anything if it does not."""
+    """Return the end time of an observation, µs since the epoch; a very late time if none."""
     return _NEVER if seen.record.end is None else micros(seen.record.end)
 
 
-# The states in which sacct shows an earlier run of a job that was requeued are an end, too.
+# Includes the states that sacct shows for earlier runs of a requeued job.
 _FINAL: Final = FINISHED | {"LAUNCH_FAILED", "RECONFIG_FAIL", REQUEUED}
-# An end record that is none: a piece of a resized job, with the end it was expected to have.
+# States of an end record that is not an end: a piece of a resized job, with its expected end.
 _UNDECIDED: Final = frozenset({"", "COMPLETING", "PENDING", RESIZING, "RUNNING", "SUSPENDED"})
 
 WHOLE: Final = "whole"
-"""Stands for all sources of whole records, which agree in what they show."""
+"""Stands for all sources of complete records, which agree with each other."""
 
-# Sources that tell of the past: what they say does not mean that Slurm still has the job.
+# Sources about the past: their report does not mean that Slurm still has the job.
 _HINDSIGHT: Final = frozenset({"import", "sacct", "slurmdbd"})
 _SLURMDBD: Final = frozenset({"sacct", "slurmdbd"})
-# Sources that tell of the past, but surely of the job that had the id at the event's time.
+# Sources about the past that surely mean the job that had the id at the event's time.
 _DATED: Final = frozenset({"kafka"})
 
-# What slurmctld wrote down at the end: of the same end it tells the exit code that sacct shows,
-# where a later look at a job that was cancelled shows the signal that its script got.
+# Reports that slurmctld wrote at the end have the exit code that sacct shows; a later poll of a
+# cancelled job shows the signal that its script got.
 _BOOKS: Final = frozenset({"jobcomp", "sacct", "slurmdbd"})
 _OWN_BOOKS: Final = "jobcomp"
 IMPORTED: Final = "slurmdbd"
-"""The source of what an import brought in out of another's books."""
+"""Source of events from an import of other accounting."""
 
 _HALTS_KEPT: Final = 64
 _AGAIN_KEPT: Final = 8
@@ -145,7 +154,7 @@ _AGAIN_KEPT: Final = 8
 _DEFAULTS: Final = JobRecord(job_id=0)
 _FIELDS: Final = JobRecord.__struct_fields__
 _UNKNOWN: Final = msgspec.structs.astuple(_DEFAULTS)
-# What stays the same from run to run, so that an earlier run may tell it.
+# Fields that stay the same from run to run, so that an earlier run may supply them.
 _LASTING: Final = tuple(
     (field, getattr(_DEFAULTS, field))
     for field in [
@@ -200,32 +209,29 @@ _LASTING: Final = tuple(
 
 
 class RunFacts(msgspec.Struct, array_like=True, dict=True):
-    """All that counts of what was observed of one run.
+    """Observations of one run, reduced to what is needed to merge them.
 
     Attributes:
         submit_us: Submit time of the run, µs since the epoch.
         restarts: Its restart count.
-        shown: The latest whole record, under WHOLE, and by source the latest record with
-            few columns that is later than that.
-        final: The record of its end; of several that with the earliest end. What says that
-            it was cut off stands in ``requeued`` and ``preempted``.
-        late_end_us: The latest end that was reported as final.
-        shown_until_us: Until when the job was surely the one of its id: Slurm showed it
-            then, or it ended then.
+        shown: The latest complete record, under WHOLE, and by source the latest partial record
+            that is newer.
+        final: Report of its end; of several the one with the earliest end. Interruptions are in
+            ``requeued`` and ``preempted``.
+        late_end_us: The latest end reported as final.
+        shown_until_us: Until when the job surely had its id: Slurm showed it then, or it ended
+            then.
         user: The first name that its uid resolved to.
-        user_at: When that was seen (µs), and the event's key.
-        pieces: Of a job that was resized its former sizes, by when each ended (s since the
-            epoch).
-        is_ours: Whether anybody but an import of another's books told of it.
-        cancelled_by: The uid that cancelled it, whoever said so.
-        halts: When it was suspended or resumed (s since the epoch), and how long it had been
-            suspended altogether by then, in seconds: the latest of them, and what was the
-            latest at each former size's end.
-        requeued: The record that says that it ended with a requeue; of several that with the
-            latest end.
-        preempted: The same of a preemption, behind which its job may be over or not.
-        again: Its ends of other times than its own, by when each began (s since the epoch): a
-            slurmctld that was killed forgot one and began the run anew.
+        user_at: Time of that observation (µs), and the event's key.
+        pieces: Former sizes of a resized job, by end time (s since the epoch).
+        is_ours: Whether any source but an import reported it.
+        cancelled_by: Uid that cancelled it, from any source.
+        halts: Suspended seconds in total, by time of suspension or resumption (s since the epoch):
+            the latest ones, and the last one of each former size.
+        requeued: Report that it ended with a requeue; of several the one with the latest end.
+        preempted: Likewise for a preemption, after which the job may be over or not.
+        again: Ends at times other than its own, by start (s since the epoch): a killed slurmctld
+            forgot one and started the run again.
     """
 
     submit_us: int
@@ -245,7 +251,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
     again: dict[int, Seen] = msgspec.field(default_factory=dict)
 
     def add(self, event: Event) -> None:
-        """Take in one more observation of this run (a JobFacts event), in any order."""
+        """Add one observation of this run (a JobFacts event), in any order."""
         self.__dict__.pop("_merged", None)
         facts: JobFacts = event.body
         record = facts.record
@@ -256,7 +262,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
             self._add_halt(micros(record.suspended_at) // 1_000_000, record.suspended_s)
         first_look = seen.stamp()
         if event.source == IMPORTED:
-            # Whatever else is known goes before.
+            # All other sources take precedence over an import.
             seen = Seen(0, event.key, record)
         else:
             self.is_ours = True
@@ -275,9 +281,10 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
         self.shown_until_us = max(self.shown_until_us, shown_us)
 
     def _add_piece(self, event: Event, seen: Seen) -> None:
-        # Some show of a piece the end that was expected of the job.
+        """Add the end of a former size of a resized job."""
+        # Some sources give a piece the expected end of the job.
         end = min(seen.record.end or event.at, event.at)
-        # Only slurmdbd tells how long that size was suspended; others tell it of the whole run.
+        # Only slurmdbd gives the suspended time of the piece; others give the whole run's.
         suspended_s = seen.record.suspended_s if event.source in _SLURMDBD else None
         second = micros(end) // 1_000_000
         former = self.pieces.get(second)
@@ -291,25 +298,27 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
         self.shown_until_us = max(self.shown_until_us, micros(end))
 
     def _add_halt(self, second: int, suspended_s: int) -> None:
+        """Add a suspension or resumption; keep a limited number."""
         halts = self.halts | {second: max(suspended_s, self.halts.get(second, 0))}
         kept = sorted(halts)[-_HALTS_KEPT:]
         if len(halts) > len(kept):
-            # A gang's jobs are suspended every half minute.
+            # Gang-scheduled jobs are suspended every half minute.
             before = [[at for at in halts if at <= end] for end in self.pieces]
             kept += [max(of_piece) for of_piece in before if of_piece]
         self.halts = {at: halts[at] for at in sorted(set(kept))}
 
     def suspended_by(self, us: int) -> int:
-        """How long it had been suspended at a moment (µs), as far as that was told, in seconds."""
+        """Return the suspended time up to a moment (µs), in seconds, as far as known."""
         return max((total for at, total in self.halts.items() if at * 1_000_000 <= us), default=0)
 
     def _add_latest(self, origin: str, seen: Seen) -> None:
+        """Keep an observation if it is the latest of its source."""
         former = self.shown.get(origin)
         if former is None or former.stamp() < seen.stamp():
             self.shown[origin] = seen
         if len(self.shown) > 1:
-            # A whole record leaves nothing for an older one to tell. Sorted, so that what is
-            # stored does not tell who came first.
+            # A complete record supersedes all older ones. Sort, so that the stored form does not
+            # depend on the order of arrival.
             whole = self.shown.get(WHOLE)
             self.shown = {
                 name: other
@@ -318,6 +327,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
             }
 
     def _add_final(self, seen: Seen) -> None:
+        """Add a report of an end."""
         if seen.record.end is not None:
             self.late_end_us = max(self.late_end_us, micros(seen.record.end))
         former = (self.final, self.requeued, self.preempted, *self.again.values())
@@ -331,7 +341,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
         self._add_again([seen, *(end for end in former if end is not None)])
 
     def _add_again(self, ends: "list[Seen]") -> None:
-        """Keep of several ends those of other times than the run's own: it ran then, too."""
+        """Keep the ends at times other than the run's own: it also ran then."""
         by_start: dict[int, Seen] = {}
         for seen in ends:
             start, end = seen.record.start, seen.record.end
@@ -349,14 +359,15 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
 
     @property
     def ending(self) -> Seen | None:
-        """The observation of its end; None if it has not ended."""
+        """Observation of its end; None if it has not ended."""
         final = end_of(self.final, self.requeued, self.preempted)
         if final is None or final.record.end is not None:
             return final
-        # Nobody saw it end, it was only gone: being seen again after that takes it back.
+        # No source saw the end, the job was only gone; a later observation revokes that.
         return None if self._is_back_after(final) else final
 
     def _is_back_after(self, gone: Seen) -> bool:
+        """Return True if the job was observed again after it seemed gone."""
         return any(
             seen.stamp() > gone.stamp() and base_state(seen.record.state) in _UNDECIDED
             for seen in self.shown.values()
@@ -364,9 +375,9 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
 
     @property
     def is_lost(self) -> bool:
-        """Whether Slurm does not hold the job any more that a requeue put back into the queue.
+        """Whether Slurm no longer has a job that a requeue put back into the queue.
 
-        A slurmctld that was killed forgot it, or the run that followed.
+        A killed slurmctld forgot it, or the run that followed.
         """
         ending, gone = self.ending, self.final
         return (
@@ -380,26 +391,26 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
 
     @property
     def is_forgotten(self) -> bool:
-        """Whether Slurm forgot that it was ever submitted: then it is no run of its job."""
+        """Whether Slurm forgot its submission; then it is not a run of its job."""
         ending = self.ending
         return ending is not None and ending.record.reason == FORGOTTEN and not ending.record.start
 
     @property
     def end_us(self) -> int:
-        """When it ended, µs since the epoch; -1 if it did not, or nobody said when."""
+        """End time, µs since the epoch; -1 if it has not ended or the time is unknown."""
         ending = self.ending
         return -1 if ending is None or ending.record.end is None else end_us(ending)
 
     @property
     def is_over(self) -> bool:
-        """Whether the job ended with this run: it is final, and was not requeued for another."""
+        """Whether the job ended with this run: it is final and was not requeued."""
         ending = self.ending
         if ending is None:
             return False
         return base_state(ending.record.state) != REQUEUED or self.is_lost
 
     def merged(self) -> JobRecord:
-        """The record of this run, made of all observations."""
+        """Return the record of this run, merged from all observations."""
         return self._merged
 
     @cached_property
@@ -412,12 +423,12 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
             if self.is_lost and self.final is not None:
                 record = msgspec.structs.replace(record, state=self.final.record.state)
             if latest.reason and latest.state == ending.record.state and not record.reason:
-                # The books know no reasons.
+                # Accounting records have no reasons.
                 record = msgspec.structs.replace(record, reason=latest.reason)
             if self.cancelled_by is not None and base_state(record.state) == "CANCELLED":
                 record = msgspec.structs.replace(record, cancelled_by=self.cancelled_by)
             if _derived(latest) > _derived(record):
-                # A step may end after its job's end was written down.
+                # A step may end after its job's end was recorded.
                 record = msgspec.structs.replace(
                     record,
                     derived_exit_code=latest.derived_exit_code,
@@ -430,9 +441,10 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
         )
 
     def _latest(self) -> JobRecord:
+        """Return the record merged from observations, without the end."""
         in_time = sorted(self.shown.values(), key=Seen.stamp)
         if not in_time:
-            # Nothing but pieces: it went on after the last of them.
+            # Only pieces are known: it went on after the last of them.
             last = list(self.pieces.values())[-1].record
             return msgspec.structs.replace(last, state="RUNNING", end=None)
         record = in_time[0].record
@@ -441,7 +453,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
         return record
 
     def blank(self) -> None:
-        """Forget the private text in every observation."""
+        """Remove private text from every observation."""
         self.__dict__.pop("_merged", None)
         self.shown = {name: seen.blanked() for name, seen in self.shown.items()}
         self.pieces = {second: seen.blanked() for second, seen in self.pieces.items()}
@@ -455,7 +467,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
 
 
 def merge_runs(runs: "list[RunFacts]") -> JobRecord:
-    """The record of a job: that of its last run, with what only earlier runs told.
+    """Return the record of a job: its last run's, completed from earlier runs.
 
     Args:
         runs: The job's runs, first to last; at least one.
@@ -471,20 +483,20 @@ def merge_runs(runs: "list[RunFacts]") -> JobRecord:
                 value = getattr(earlier, field)
                 if value != default:
                     changes[field] = value
-    # It is that of the first run, whatever was said of a later one.
+    # The SLUID of the first run, whatever was reported for a later one.
     originals = [run.merged().original_sluid for run in runs]
     changes["original_sluid"] = next(filter(None, originals), "")
-    # Who submitted it is what the first look at the uid said.
+    # The submitter is the first name that the uid resolved to.
     changes["user"] = min(runs, key=lambda run: run.user_at).user
     return msgspec.structs.replace(last, **changes)
 
 
 def fill_lasting(record: JobRecord, earlier: JobRecord) -> JobRecord:
-    """The record of a run, with what an earlier run told and does not change.
+    """Complete a run's record with unchanging fields from an earlier run.
 
     Args:
-        record: The run's own.
-        earlier: The record of the run before, made in the same way.
+        record: The run's own record.
+        earlier: Record of the run before, completed in the same way.
     """
     changes: dict[str, object] = {
         field: value
@@ -497,10 +509,12 @@ def fill_lasting(record: JobRecord, earlier: JobRecord) -> JobRecord:
 
 
 def _rank(source: str) -> bool | int:
+    """Return the rank of a source's end reports."""
     return OWN if source == _OWN_BOOKS else source in _BOOKS
 
 
 def _more(one: int | None, other: int | None) -> int | None:
+    """Return the larger of two values, of which either may be None."""
     return max((value for value in (one, other) if value is not None), default=None)
 
 
@@ -509,10 +523,9 @@ def _derived(record: JobRecord) -> tuple[int, int]:
 
 
 def _is_refused(record: JobRecord) -> bool:
-    """Whether it never ran, and its "signal" is slurmctld's mark on what it will not start.
+    """Return True if a run never ran and its "signal" is only slurmctld's mark for a refused start.
 
-    slurmctld sets a wait status of 1, which is SIGHUP's to whoever reads it as such;
-    slurmdbd takes it for exit code 1.
+    slurmctld sets a wait status of 1, which reads as SIGHUP; slurmdbd takes it for exit code 1.
     """
     never_ran = not record.nodelist and (record.start is None or record.start == record.end)
     return never_ran and record.exit_signal == 1 and not record.exit_code
@@ -529,12 +542,13 @@ def _is_apart(one: JobRecord, other: JobRecord) -> bool:
 
 
 def _is_final(kind: str, record: JobRecord) -> bool:
+    """Return True if a record reports an end."""
     state = base_state(record.state)
     return state in _FINAL or (kind == JOB_END and state not in _UNDECIDED)
 
 
 def _overlay(older: JobRecord, newer: JobRecord) -> JobRecord:
-    """``older`` with all that ``newer`` says."""
+    """Return ``older`` updated with all known fields of ``newer``."""
     values = zip(_FIELDS, _UNKNOWN, msgspec.structs.astuple(newer), strict=True)
     changes = {
         field: value
@@ -544,6 +558,6 @@ def _overlay(older: JobRecord, newer: JobRecord) -> JobRecord:
     for of_the_run in ("job_id", "restarts", "submit"):
         changes.pop(of_the_run, None)
     if newer.state:
-        # The reason belongs to the state: no reason is the news.
+        # The reason belongs to the state, so an empty reason replaces the old one.
         changes["reason"] = newer.reason
     return msgspec.structs.replace(older, **changes)

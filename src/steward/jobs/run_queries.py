@@ -1,4 +1,8 @@
-"""Questions to jobs.db about runs and steps: their lines, their launches, and what is missing."""
+"""Run and step queries on jobs.db: accounting lines, launches, and what is missing.
+
+:class:`Accounts` is the base class of :class:`steward.jobs.queries.Jobs` with these queries.
+``steward accounting gaps``, the job page, the bank and plugins use them.
+"""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -25,13 +29,13 @@ _LAUNCHES: Final = ", ".join(f"launch.{name}" for name in LAUNCH_COLUMNS.split("
 
 
 class KeptLaunch(msgspec.Struct, frozen=True, kw_only=True):
-    """A launch as jobs.db has it.
+    """Launch as stored in jobs.db.
 
     Attributes:
-        cluster: The cluster's name.
-        is_attributed: Whether it is known of which run it was. If not, ``first_submit`` and
-            ``restarts`` of ``usage`` mean nothing.
-        usage: What is known of it.
+        cluster: Cluster name.
+        is_attributed: Whether its run is known. If not, ``first_submit`` and ``restarts`` of
+            ``usage`` are meaningless.
+        usage: Reported usage.
     """
 
     cluster: str
@@ -40,11 +44,11 @@ class KeptLaunch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Accounts:
-    """The part of ``Jobs`` that tells of runs and steps.
+    """Run and step queries of :class:`steward.jobs.queries.Jobs`.
 
     Args:
-        path: The database file.
-        connection: The same, opened for reading.
+        path: Path of jobs.db.
+        connection: Read-only connection to it.
     """
 
     def __init__(self, path: str, connection: Connection) -> None:
@@ -52,7 +56,7 @@ class Accounts:
         self._connection = connection
 
     def lines_of(self, job: Job) -> list[Line]:
-        """The lines of a job: each run, or piece of one, before its steps; the first run first."""
+        """Return the lines of a job: runs in order, each run or piece before its steps."""
         return self._lines(
             "JOIN run ON run.cluster = line.cluster AND run.job_id = line.job_id "
             "AND run.submit = line.submit_us AND run.restarts = line.restarts "
@@ -63,7 +67,7 @@ class Accounts:
         )
 
     def launches_of(self, job: Job, restarts: int | None = None) -> list[StepUsage]:
-        """The launches of a job's steps, by when they were launched.
+        """Return the launches of a job's steps, by launch time.
 
         Args:
             job: The job.
@@ -88,13 +92,13 @@ class Accounts:
         cluster: str = "",
         limit: int = 1000,
     ) -> list[KeptLaunch]:
-        """Launches of which it is not known whose they were, oldest first.
+        """Return launches whose run is unknown, oldest first.
 
         Args:
-            since: Launched at this time or later.
+            since: Earliest launch time.
             until: Launched before this time.
-            cluster: Only of this cluster; "" for any.
-            limit: How many at most.
+            cluster: Cluster name; "" for any.
+            limit: Maximum number.
         """
         return self._launches(
             "launch.submit IS NULL AND launch.launched >= :since AND launch.launched < :until "
@@ -110,13 +114,13 @@ class Accounts:
         cluster: str = "",
         limit: int = 1000,
     ) -> list[KeptLaunch]:
-        """Launches whose end nobody told, of runs that are over; oldest first.
+        """Return launches of ended runs whose own end was never reported; oldest first.
 
         Args:
-            since: Launched at this time or later.
+            since: Earliest launch time.
             until: Launched before this time.
-            cluster: Only of this cluster; "" for any.
-            limit: How many at most.
+            cluster: Cluster name; "" for any.
+            limit: Maximum number.
         """
         return self._launches(
             "launch.ended = 0 AND launch.launched >= :since AND launch.launched < :until "
@@ -136,13 +140,13 @@ class Accounts:
         cluster: str = "",
         limit: int = 1000,
     ) -> list[Line]:
-        """Runs that began and ended without anything being known of a step; oldest end first.
+        """Return ended runs without any known step; oldest end first.
 
         Args:
-            since: Ended at this time or later.
+            since: Earliest end time.
             until: Ended before this time.
-            cluster: Only of this cluster; "" for any.
-            limit: How many at most.
+            cluster: Cluster name; "" for any.
+            limit: Maximum number.
         """
         return self._lines(
             "WHERE line.step = '' AND line.end_us > 0 AND line.start_us > 0 "
@@ -164,14 +168,14 @@ class Accounts:
         limit: int = 1000,
         after: tuple[int, int] = (0, 0),
     ) -> list[Line]:
-        """Runs, and pieces of runs, that began and ended in a time, oldest end first.
+        """Return runs, and pieces of runs, that started and ended; oldest end in the period first.
 
         Args:
-            since: Ended at this time or later.
+            since: Earliest end time.
             until: Ended before this time.
-            cluster: Of this cluster.
-            limit: How many at most, and those that ended with the last of them.
-            after: Only what comes behind this (end_us, job_id).
+            cluster: Cluster name.
+            limit: Maximum number.
+            after: Return only lines after this (end_us, job_id).
         """
         return self._lines(
             "WHERE line.step = '' AND line.end_us > 0 AND line.start_us > 0 "
@@ -188,11 +192,11 @@ class Accounts:
         )
 
     def run_facts(self, cluster: str, job_ids: Iterable[int]) -> list[RunFact]:
-        """All runs that are over, and pieces of runs, under some raw ids, as run.end tells them.
+        """Return the ended runs, and pieces of runs, under some raw ids, as run.end publishes them.
 
         Args:
-            cluster: The cluster's name.
-            job_ids: The ids; some hundreds at the most.
+            cluster: Cluster name.
+            job_ids: The ids; some hundreds at most.
         """
         found: list[RunFact] = []
         with translated(self._path):
@@ -212,13 +216,13 @@ class Accounts:
         cluster: str = "",
         limit: int = 1000,
     ) -> list[Line]:
-        """Runs that Slurm shows no more, and nobody told how they ended; oldest first.
+        """Return runs that disappeared from Slurm without a reported end; oldest first.
 
         Args:
-            since: Submitted at this time or later.
+            since: Earliest submit time.
             until: Submitted before this time.
-            cluster: Only of this cluster; "" for any.
-            limit: How many at most.
+            cluster: Cluster name; "" for any.
+            limit: Maximum number.
         """
         return self._lines(
             "WHERE line.step = '' AND line.state = :lost "
@@ -235,13 +239,13 @@ class Accounts:
         cluster: str = "",
         limit: int = 1000,
     ) -> list[Line]:
-        """Steps of which something is in doubt, or whose cgroup used more CPU than its tasks.
+        """Return steps with doubts, or whose cgroup used more CPU time than their tasks.
 
         Args:
-            since: Their run ended at this time or later.
-            until: It ended before this time.
-            cluster: Only of this cluster; "" for any.
-            limit: How many at most.
+            since: Earliest end time of their run.
+            until: The run ended before this time.
+            cluster: Cluster name; "" for any.
+            limit: Maximum number.
         """
         return self._lines(
             "WHERE line.step <> '' AND (line.doubts <> '' OR line.cgroup_user_us IS NOT NULL) "
@@ -256,22 +260,22 @@ class Accounts:
     def gaps(
         self, since: datetime | None = None, until: datetime | None = None, cluster: str = ""
     ) -> list[Gap]:
-        """What nodes have said in a time that they lost, oldest first."""
+        """Return the losses that nodes reported in a period, oldest first."""
         with translated(self._path):
             return gaps(self._connection, since, until, cluster)
 
     def missed(self, since: datetime, until: datetime, cluster: str, limit: int) -> list[MissedJob]:
-        """Jobs whose scripts capture missed in a time, oldest first."""
+        """Return jobs whose scripts capture missed in a period, oldest first."""
         with translated(self._path):
             return missed(self._connection, since, until, cluster, limit)
 
     def count_missed(self, cluster: str) -> int:
-        """How many jobs of a cluster capture missed, as long as jobs.db remembers."""
+        """Count the jobs of a cluster that capture missed and jobs.db still remembers."""
         with translated(self._path):
             return count_missed(self._connection, cluster)
 
     def expirable(self, before: datetime, cluster: str = "") -> int:
-        """How many jobs have ended before a time, and would be forgotten."""
+        """Count the jobs that ended before a time and would be deleted."""
         with translated(self._path):
             clusters: Iterable[str] = [cluster]
             if not cluster:
@@ -280,6 +284,7 @@ class Accounts:
             return sum(expirable(self._connection, name, before) for name in clusters)
 
     def _lines(self, condition: str, values: Sequence[Any] | dict[str, Any]) -> list[Line]:
+        """Return the lines that match a condition."""
         columns = ", ".join(f"line.{name}" for name in COLUMNS.split(", "))
         with translated(self._path):
             rows = self._connection.execute(f"SELECT {columns} FROM line {condition}", values)  # noqa: S608 -- our own conditions
@@ -288,6 +293,7 @@ class Accounts:
     def _launches(
         self, condition: str, values: dict[str, Any], limit: int = -1
     ) -> list[KeptLaunch]:
+        """Return the launches that match a condition, by launch time."""
         statement = (
             f"SELECT launch.cluster, job.first_submit, run.end_time, {_LAUNCHES} FROM launch "  # noqa: S608 -- our own conditions
             "LEFT JOIN run ON run.cluster = launch.cluster AND run.job_id = launch.job_id "
@@ -301,6 +307,7 @@ class Accounts:
 
 
 def _kept(found: tuple[Any, ...]) -> KeptLaunch:
+    """Convert a row to a stored launch."""
     cluster, first_submit_us, end_us, *columns = found
     job_id, row = launch_of(tuple(columns))
     facts = row.facts
@@ -323,6 +330,7 @@ def _kept(found: tuple[Any, ...]) -> KeptLaunch:
 
 
 def _window(since: datetime | None, until: datetime | None) -> dict[str, int]:
+    """Return the bound values of a time window."""
     return {
         "since": -_ALL_TIME if since is None else micros(since),
         "until": _ALL_TIME if until is None else micros(until),

@@ -1,4 +1,9 @@
-"""The runs of a job as the books have them: which there were, and when each began and ended."""
+"""Run views: the runs of a resolved job, with start, end and pieces as accounting needs them.
+
+:func:`views` turns a job's observations into :class:`RunView` objects. The jobs consumer makes
+lines and run events from them; :meth:`steward.jobs.run_queries.Accounts.run_facts` gives them to
+the bank.
+"""
 
 import sys
 from datetime import datetime
@@ -14,25 +19,24 @@ from steward.slurm.accounting import whole_runs
 from steward.slurm.job_states import LOST, WAITING, base_state
 
 RunKey = tuple[int, int]
-"""Submit time (µs since the epoch) and restart count: with cluster and job id, a run's row."""
+"""Submit time (µs since the epoch) and restart count; with cluster and job id, a run's key."""
 
 
 class RunView(msgspec.Struct):
-    """One run.
+    """Run of a job as accounting sees it.
 
     Attributes:
-        run: What was observed of it.
-        record: The latest that is known, with the times at which it did begin and end:
-            None where it has not, whatever the scheduler expects.
-        pieces: Of a job that was resized its former sizes, with their own times.
-        is_over: Whether it ended, be it with a requeue.
-        is_sure: Whether somebody told when it ended; else that is concluded.
+        run: Its observations.
+        record: Latest known record, with real start and end times: None if it has not started or
+            ended, whatever the scheduler expects.
+        pieces: Former sizes of a resized job, with their own times.
+        is_over: Whether it ended, even with a requeue.
+        is_sure: Whether a source reported the end time; otherwise the end is inferred.
         is_latest: Whether it is the job's last run.
-        first_submit_us: The job's first submit time.
-        until_us: When the job's next run was submitted, µs since the epoch; None if it is
-            the last one.
-        again: What a slurmctld that was killed ran once more after the run had ended, since it
-            had forgotten that.
+        first_submit_us: First submit time of the job, µs since the epoch.
+        until_us: Submit time of the next run, µs since the epoch; None for the last run.
+        again: What a killed slurmctld ran once more after the run's end, because it had forgotten
+            it.
     """
 
     run: RunFacts
@@ -47,11 +51,11 @@ class RunView(msgspec.Struct):
 
     @property
     def key(self) -> RunKey:
-        """Its key among the runs of the job's id."""
+        """Key of the run within its job id."""
         return self.run.submit_us, self.run.restarts
 
     def fact(self, job_id: int, piece: JobRecord | None = None) -> RunFact:
-        """What is said of it, or of one of its pieces."""
+        """Return the body of an event about the run or one of its pieces."""
         return RunFact(
             job_id=job_id,
             first_submit=moment(self.first_submit_us),
@@ -63,7 +67,7 @@ class RunView(msgspec.Struct):
         )
 
     def current(self, job_id: int) -> RunFact:
-        """The same of its current size alone, which began where the last piece ended."""
+        """Return the body for its current size only, which began where the last piece ended."""
         fact = self.fact(job_id)
         if not self.pieces:
             return fact
@@ -76,27 +80,27 @@ class RunView(msgspec.Struct):
 
     @property
     def parts(self) -> list[JobRecord]:
-        """What has a line and a charge beside the run's own."""
+        """Pieces and repeated runs, which have lines and charges beside the run's own."""
         return [*self.pieces, *self.again]
 
     @property
     def suspended_before_s(self) -> int:
-        """Of a resized job, how long its former sizes were suspended, in seconds."""
+        """Suspended time of the former sizes of a resized job, in seconds."""
         return sum(piece.suspended_s or 0 for piece in self.pieces)
 
     def suspended_between(self, start_us: int, end_us: int) -> int:
-        """How long the run was suspended while a step of it ran, in seconds.
+        """Return how long the run was suspended while one of its steps ran, in seconds.
 
         Args:
-            start_us: When the step began, µs since the epoch.
-            end_us: When it ended; 0 if it runs.
+            start_us: Start of the step, µs since the epoch.
+            end_us: End of the step; 0 if it runs.
         """
         whole_s = self.record.suspended_s or 0
         if self.run.halts:
             end_us = end_us or sys.maxsize
             during_s = self.run.suspended_by(end_us) - self.run.suspended_by(start_us)
             return min(during_s, self.suspended_before_s + whole_s) if self.is_over else during_s
-        # Nobody told when: surely of a step that ran all the time.
+        # The suspension times are unknown; only a step as long as the run surely has all of it.
         is_all = (
             abs(start_us - micros_or_0(self.record.start)) <= SLACK_US
             and abs(end_us - micros_or_0(self.record.end)) <= SLACK_US
@@ -104,7 +108,7 @@ class RunView(msgspec.Struct):
         return whole_s if is_all and not self.pieces else 0
 
     def piece_at(self, us: int) -> int:
-        """The end (µs) of the part in whose time this moment is; 0 for the run's own."""
+        """Return the end (µs) of the piece that contains a moment; 0 for the current size."""
         for part in self.again:
             if part.start and part.end and micros(part.start) <= us <= micros(part.end):
                 return micros(part.end)
@@ -114,17 +118,17 @@ class RunView(msgspec.Struct):
         return 0
 
     def nodelists(self) -> list[str]:
-        """The lists of all nodes that it ran on; none if they are not known."""
+        """Return the node lists of everything it ran on; empty if unknown."""
         lists = [record.nodelist for record in (self.record, *self.parts)]
         return list(dict.fromkeys(filter(None, lists)))
 
 
 def views(job: Resolved, *, is_purged: bool = False) -> list[RunView]:
-    """The runs of a job, first to last; none of one that Slurm has not shown.
+    """Return the runs of a job, first to last; empty if Slurm has not shown it.
 
     Args:
         job: The job.
-        is_purged: Whether its private text is to be forgotten.
+        is_purged: Remove private text.
     """
     if job.record is None:
         return []
@@ -160,10 +164,10 @@ def views(job: Resolved, *, is_purged: bool = False) -> list[RunView]:
 
 
 def _real(runs: list[RunFacts]) -> list[RunFacts]:
-    """The runs without what is none.
+    """Return the runs without entries that are not runs.
 
-    While a requeued job completes, Slurm shows its new restart count with the old submit
-    time: that is no run yet, and of the same count the later submit time is the run's.
+    While a requeued job completes, Slurm shows its new restart count with the old submit time.
+    That is not a run yet; of the same count, the later submit time is the run's.
     """
     found: dict[int, RunFacts] = {}
     before: RunFacts | None = None
@@ -177,6 +181,7 @@ def _real(runs: list[RunFacts]) -> list[RunFacts]:
 def _settled(
     run: RunFacts, record: JobRecord, follower: RunFacts | None, *, is_gone: bool
 ) -> JobRecord:
+    """Return a run's record with its real times and state."""
     changes: dict[str, object] = {"start": _start(run, record)}
     if record.submit is None or record.restarts != run.restarts:
         changes |= {"submit": moment(run.submit_us), "restarts": run.restarts}
@@ -185,10 +190,10 @@ def _settled(
     if is_gone:
         changes |= {"state": LOST, "reason": ""}
     if run.is_lost and follower is not None:
-        # It was gone for as long as its next run was not known.
+        # It was gone only until its next run became known.
         changes["state"] = REQUEUED
     if run.ending is None and follower is not None:
-        # Nobody told of its end; it was over when the job was put back into the queue.
+        # No source reported the end; it was over when the job was requeued.
         changes |= {"state": REQUEUED, "end": moment(follower.submit_us)}
     if all(getattr(record, field) == value for field, value in changes.items()):
         return record
@@ -196,10 +201,10 @@ def _settled(
 
 
 def _start(run: RunFacts, record: JobRecord) -> datetime | None:
-    """When it began; None if it has not, or never did.
+    """Return when a run began; None if it did not.
 
-    Of a job that waits Slurm shows when it may begin; of one that was cancelled
-    before it began, the end as its start.
+    For a pending job, Slurm shows the expected start; for a job cancelled before its start, the
+    end as its start.
     """
     if run.ending is None:
         return None if base_state(record.state) in WAITING else record.start
@@ -208,7 +213,7 @@ def _start(run: RunFacts, record: JobRecord) -> datetime | None:
 
 
 def _again(run: RunFacts, record: JobRecord, *, is_purged: bool) -> list[JobRecord]:
-    """What ran once more after the run's end, as records of their own."""
+    """Return repeated runs after the run's end as records of their own."""
     found = []
     for seen in run.again.values():
         own = blanked(seen.record) if is_purged else seen.record
@@ -220,7 +225,7 @@ def _again(run: RunFacts, record: JobRecord, *, is_purged: bool) -> list[JobReco
 def _suspended_s(
     run: RunFacts, piece: JobRecord, start: datetime | None, end: datetime
 ) -> int | None:
-    """How long one of its sizes was suspended: slurmdbd says it, else the queue did."""
+    """Return the suspended seconds of a piece, from slurmdbd or else from the queue."""
     if piece.suspended_s is not None or not run.halts:
         return piece.suspended_s
     before_s = 0 if start is None else run.suspended_by(micros(start))
@@ -228,7 +233,7 @@ def _suspended_s(
 
 
 def _pieces(run: RunFacts, record: JobRecord) -> list[JobRecord]:
-    """The former sizes of a run; one that was told twice, with seconds between, is one."""
+    """Return the former sizes of a run; two reports within seconds count as one."""
     found: list[JobRecord] = []
     if not run.pieces:
         return found

@@ -1,7 +1,9 @@
-"""The tables of jobs.db, and how what is known of one job id is read from them.
+"""Schema of jobs.db, and loading of everything known about a job id (:class:`Group`).
 
-Text that is not known is NULL, so that it costs no room in an index. Times are
-microseconds since the epoch.
+:data:`MIGRATIONS` creates the tables; :func:`load` reads the groups of some job ids with a few
+queries. The last part stores and reads gaps that nodes reported and scripts that capture missed.
+
+Unknown text is NULL, so that it takes no room in an index. Times are µs since the epoch.
 """
 
 import zlib
@@ -23,7 +25,7 @@ from steward.jobs.run_merge import RunFacts
 
 
 def database_path(state_dir: str) -> str:
-    """Where jobs.db lies."""
+    """Return the path of jobs.db."""
     return f"{state_dir}/jobs.db"
 
 
@@ -182,15 +184,15 @@ MIGRATIONS: Final = (
 
 
 class Said(msgspec.Struct, frozen=True, array_like=True):
-    """What the last job.identity event of a script said, to tell what is news.
+    """Content of the last job.identity event of a script, to detect changes.
 
     Attributes:
         first_submit_us: First submit time, µs since the epoch.
         uid: The job's uid.
-        user: The name that it resolved to at submit.
-        end_us: When the job ended (µs; -1 if nobody said); None if it has not.
-        lasting: Digest of the facts that do not change while the job runs.
-        chain: Digest of all that was said so far: it makes the event's key.
+        user: The user name at submit time.
+        end_us: End of the job (µs; -1 if the time is unknown); None if it has not ended.
+        lasting: Digest of the fields that do not change while the job runs.
+        chain: Digest of all identities published so far; part of the event's key.
     """
 
     first_submit_us: int
@@ -202,18 +204,18 @@ class Said(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Told(msgspec.Struct, array_like=True):
-    """What was said of a run, to tell what is news.
+    """What was published about a run, to detect changes.
 
     Attributes:
-        basis: Digest of what its steps' lines depend on; NO_RUN and EXPIRED of what has none.
-        has_steps: Whether there are lines of steps below its own.
-        start: When it began (µs), the node list and the TRES, as was said; None for nothing.
+        basis: Digest of what its steps' lines depend on; NO_RUN or EXPIRED if it has no lines.
+        has_steps: Whether it has lines of steps.
+        start: Published start (µs), node list and TRES; None if not published.
         is_guess: Whether that start was only the first launch of a step.
-        end: Digest of what was said of its end; "" for nothing.
-        pieces: The same of its pieces, by when each ended (µs).
-        suspended_us: The latest suspension, or its end, that was said.
-        over_us: When it was first found to be over (µs); 0 while it is not.
-        chain: Digest of all corrections so far: it makes the next one's key.
+        end: Digest of the published end; "" if not published.
+        pieces: Digests of its published pieces, by end (µs).
+        suspended_us: Time of the last published suspension or resumption.
+        over_us: When it was first found to be over (µs); 0 if it is not.
+        chain: Digest of all corrections so far; part of the next one's key.
     """
 
     basis: str = ""
@@ -229,15 +231,18 @@ class Told(msgspec.Struct, array_like=True):
 
 NO_RUN: Final = "-"
 EXPIRED: Final = "x"
-"""Stand for the basis of what turned out to be no run, and of a run whose lines are forgotten."""
+"""Basis values.
+
+Of an entry that turned out not to be a run, and of a run whose lines are deleted.
+"""
 
 
 OF_NO_JOB: Final = 0
-"""Stands for the job of a run that slurmctld forgot as if it had never been submitted."""
+"""Job number of a run that slurmctld forgot as if it had never been submitted."""
 
 
 class ScriptRow(KeptScript):
-    """A script of the group; ``body`` is the job.script event's body as JSON."""
+    """Row of the table ``script``; ``body`` is the body of job.script as JSON."""
 
     body: bytes = b""
     job: int | None = None
@@ -246,21 +251,21 @@ class ScriptRow(KeptScript):
 
 
 class Group(msgspec.Struct):
-    """All that is known of one job id on one cluster.
+    """Everything known about one job id of one cluster.
 
     Attributes:
-        cluster: The cluster's name.
+        cluster: Cluster name.
         job_id: The raw id.
-        numbers: Rows of the jobs that had this id.
-        runs: Facts of the runs, by submit time (µs) and restart count.
-        run_jobs: The rows that the runs belonged to when they were read.
+        numbers: Row numbers of the jobs that had this id.
+        runs: Runs by submit time (µs) and restart count.
+        run_jobs: Row number of each run's job when loaded.
         scripts: The scripts by key.
-        dirty_runs: Runs that have changed.
-        told: What was said of the runs.
-        launches: Launches of the steps that are looked at, or all.
-        suspensions: Runs that were suspended or resumed: which, when (µs), the record.
-        is_whole: Whether all is to be made anew, whatever has changed.
-        is_due: Whether it was looked at because it was time to.
+        dirty_runs: Runs that must be written.
+        told: What was published about each run.
+        launches: Launches of the steps to update, or all launches.
+        suspensions: Suspended or resumed runs: key, time (µs), record.
+        is_whole: Whether everything must be rebuilt.
+        is_due: Whether it was loaded because its waiting time was over.
     """
 
     cluster: str
@@ -285,18 +290,18 @@ _decode_body = msgspec.json.Decoder(JobScript).decode
 
 
 def pack(run: RunFacts) -> bytes:
-    """What is stored of a run: JSON, squeezed once it ended, for then there will be many."""
+    """Encode a run as JSON, compressed once it ended, because most stored runs have."""
     data = _encode(run)
     return data if run.ending is None else zlib.compress(data, 1)
 
 
 def unpack(stored: bytes) -> RunFacts:
-    """What :func:`pack` stored."""
+    """Decode what :func:`pack` encoded."""
     return _decode_facts(stored if stored.startswith(b"[") else zlib.decompress(stored))
 
 
 def known(connection: Connection, cluster: str, job_ids: Iterable[int]) -> set[int]:
-    """Those of the ids of which something is known already."""
+    """Return those ids about which something is stored."""
     values = {"cluster": cluster, "ids": _encode(list(job_ids)).decode()}
     rows = connection.execute(
         "SELECT job_id FROM job WHERE cluster = :cluster "
@@ -309,7 +314,7 @@ def known(connection: Connection, cluster: str, job_ids: Iterable[int]) -> set[i
 
 
 def load(connection: Connection, cluster: str, job_ids: Iterable[int]) -> dict[int, Group]:
-    """What is known of these ids, with a handful of queries however many they are."""
+    """Load the groups of these ids, with a few queries however many they are."""
     groups = {job_id: Group(cluster, job_id) for job_id in job_ids}
     within = (cluster, _encode(list(groups)).decode())
     for job_id, number in connection.execute(
@@ -341,15 +346,15 @@ def load(connection: Connection, cluster: str, job_ids: Iterable[int]) -> dict[i
 
 
 class Gap(msgspec.Struct, frozen=True, kw_only=True):
-    """One node.gap.
+    """Loss of data that a node reported (node.gap).
 
     Attributes:
-        cluster: The cluster's name.
+        cluster: Cluster name.
         node: NodeName.
         why: ``reboot``, ``lost`` or ``garbled``.
-        lines: How many lines, 0 where nobody can know.
-        since: Nothing is missing from before; None where unknown.
-        at: When the node said so.
+        lines: Number of lost lines; 0 if unknown.
+        since: Nothing before this time is missing; None if unknown.
+        at: Time of the node's report.
     """
 
     cluster: str
@@ -361,7 +366,7 @@ class Gap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def put_gap(connection: Connection, event: Event) -> None:
-    """Keep one, inside a transaction."""
+    """Store a node.gap event, inside a transaction."""
     gap: NodeGap = event.body
     since = None if gap.since is None else micros(gap.since)
     connection.execute(
@@ -372,12 +377,12 @@ def put_gap(connection: Connection, event: Event) -> None:
 
 
 class MissedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job whose script was lost, for it left the spool before it was read.
+    """Job whose script left the spool before capture read it.
 
     Attributes:
-        cluster: The cluster's name.
-        job_id: Its raw id.
-        at: When that was found.
+        cluster: Cluster name.
+        job_id: Raw job id.
+        at: Time of the discovery.
     """
 
     cluster: str
@@ -386,7 +391,7 @@ class MissedJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def put_missed(connection: Connection, event: Event) -> None:
-    """Keep the jobs of one job.missed, inside a transaction."""
+    """Store the jobs of a job.missed event, inside a transaction."""
     body: JobsMissed = event.body
     connection.executemany(
         "INSERT OR IGNORE INTO missed (key, cluster, job_id, at) VALUES (?, ?, ?, ?)",
@@ -397,7 +402,7 @@ def put_missed(connection: Connection, event: Event) -> None:
 def missed(
     connection: Connection, since: datetime, until: datetime, cluster: str, limit: int
 ) -> list[MissedJob]:
-    """Those of a time, oldest first."""
+    """Return missed jobs of a period, oldest first."""
     rows = connection.execute(
         "SELECT cluster, job_id, at FROM missed WHERE cluster = ? AND at >= ? AND at < ? "
         "ORDER BY at, job_id LIMIT ?",
@@ -410,7 +415,7 @@ def missed(
 
 
 def count_missed(connection: Connection, cluster: str) -> int:
-    """How many jobs of a cluster capture missed, as long as jobs.db remembers."""
+    """Count the jobs of a cluster that capture missed and jobs.db still remembers."""
     (count,) = connection.execute(
         "SELECT count(*) FROM missed WHERE cluster = ?", (cluster,)
     ).fetchone()
@@ -420,7 +425,7 @@ def count_missed(connection: Connection, cluster: str) -> int:
 def gaps(
     connection: Connection, since: datetime | None, until: datetime | None, cluster: str
 ) -> list[Gap]:
-    """Those that were told in a time, oldest first."""
+    """Return the gaps that nodes reported in a period, oldest first."""
     rows = connection.execute(
         "SELECT cluster, node, why, lines, since, at FROM gap "
         "WHERE (:cluster = '' OR cluster = :cluster) AND at >= :since AND at < :until "

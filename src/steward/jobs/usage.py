@@ -1,7 +1,8 @@
-"""What a run and its steps used: lines of sacct, made of what is known of them.
+"""Usage of runs and steps: build accounting lines, as sacct shows them, from reports.
 
-Pure functions, for there are two who make lines: the consumer ``jobs`` for
-jobs.db, and whoever reads a job log. Both must come to the same.
+:func:`run_line` makes a run's line, :func:`step_line` a step's, and :func:`add_steps` adds the
+steps' usage to the run. All are pure functions, because both the jobs consumer and readers of a
+job log make lines, and must get the same result.
 """
 
 import os
@@ -22,9 +23,9 @@ _NAMED: Final = frozenset({"batch", "extern", "interactive"})
 
 _OOM: Final = "OUT_OF_MEMORY"
 _OOM_SIGNAL: Final = 125
-"""What Slurm says instead of a signal of a step whose memory ran out."""
+"""Signal number that Slurm gives for a step that ran out of memory."""
 _KILLED: Final = frozenset({9, 137 << 8, 9 | 128})
-"""Wait statuses of who was killed with SIGKILL, and of a shell whose last command was."""
+"""Wait statuses of a process killed with SIGKILL, and of a shell whose last command was."""
 
 _SUMS: Final = (
     *("tasks", "user_us", "system_us", "cgroup_user_us", "cgroup_system_us"),
@@ -36,17 +37,17 @@ _MAXIMA: Final = {
     "max_read": "max_read_bytes",
     "max_written": "max_written_bytes",
 }
-"""How a maximum is called in front of ``_node`` and ``_task``, and the field with its value."""
+"""Prefix of ``_node`` and ``_task`` for each maximum, and the field with its value."""
 
 
 def run_line(cluster: str, fact: RunFact, *, is_latest: bool = True, source: str = "") -> Line:
-    """The line of a run, or of a piece of one, without what its steps used.
+    """Build the line of a run, or of a piece of one, without its steps' usage.
 
     Args:
-        cluster: The cluster's name.
-        fact: What is known of the run; of a piece its record has the piece's own times.
-        is_latest: Whether it is of the job's last run, and no former piece.
-        source: Who reported it, see ``Line.source``.
+        cluster: Cluster name.
+        fact: What is known about the run; for a piece, its record has the piece's times.
+        is_latest: Whether it is the job's last run and not a former piece.
+        source: Where it comes from, see ``Line.source``.
     """
     record = fact.record
     return Line(
@@ -114,13 +115,13 @@ def run_line(cluster: str, fact: RunFact, *, is_latest: bool = True, source: str
 
 
 def step_line(run: Line, launches: Iterable[StepUsage], *, is_over: bool | None = None) -> Line:
-    """The line of a step.
+    """Build the line of a step.
 
     Args:
-        run: The line of its run, or piece.
-        launches: All that is known of the step, from each node that it ran on, at least one;
-            each with its ``step``, ``node`` and ``launched_us``.
-        is_over: Whether the run ended; None for what its line says.
+        run: Line of its run, or piece.
+        launches: Reports of the step from each of its nodes, at least one; each has ``step``,
+            ``node`` and ``launched_us``.
+        is_over: Whether the run ended; None to read that from its line.
     """
     found = list(launches)
     return step_line_of(run, found[0].step, [spent_by(launch) for launch in found], is_over=is_over)
@@ -129,7 +130,7 @@ def step_line(run: Line, launches: Iterable[StepUsage], *, is_over: bool | None 
 def step_line_of(
     run: Line, step: str, spent: Sequence[Spent], *, is_over: bool | None = None
 ) -> Line:
-    """The same as :func:`step_line`, of launches that are summed up already."""
+    """Build the line of a step from launches that are already summed up."""
     over = bool(run.end_us) if is_over is None else is_over
     nodes = sorted({one.node for one in spent})
     ends = [one.ended_us for one in spent if one.ended_us is not None]
@@ -162,16 +163,16 @@ def step_line_of(
 
 
 def add_steps(run: Line, steps: Iterable[Line]) -> Line:
-    """The line of a run with what its steps used: their sum, as sacct has it.
+    """Return a run's line with the usage of its steps: sums as in sacct.
 
-    Maxima are those of the steps, with node and task; there is no mean over steps.
+    Maxima are the largest of the steps', with node and task; there is no mean over steps.
     """
     found = list(steps)
     if not found:
         return run
     fields: dict[str, Any] = {name: total(getattr(step, name) for step in found) for name in _SUMS}
     fields["tasks"] = fields["tasks"] or 0
-    # Where the cgroups of one step had more, the others count with what their tasks had.
+    # If one step's cgroup exceeds its tasks, the other steps count with their tasks' time.
     for which in ("user", "system"):
         name = f"cgroup_{which}_us"
         if fields[name] is not None:
@@ -203,6 +204,7 @@ def add_steps(run: Line, steps: Iterable[Line]) -> Line:
 
 
 def _step_of(run: Line, fields: dict[str, Any]) -> Line:
+    """Build a step's line with the fields it shares with its run."""
     return Line(
         cluster=run.cluster,
         job_id=run.job_id,
@@ -231,7 +233,7 @@ def _step_of(run: Line, fields: dict[str, Any]) -> Line:
 
 
 def as_step_of(run: Line, line: Line) -> Line:
-    """Another's line of a step, put under our line of its run."""
+    """Return a step's line from other accounting, with the fields of our run's line."""
     names = msgspec.structs.fields(Line)
     fields = {
         field.name: value
@@ -248,17 +250,17 @@ _INHERITED: Final = frozenset(
         *("gid", "group", "account", "partition", "qos", "wckey", "submit_us", "eligible_us"),
     }
 )
-"""What a step's line has of its run's."""
+"""Fields that a step's line takes from its run's line."""
 
 
 def _outcome(
     run: Line, step: str, spent: Sequence[Spent], *, is_ended: bool
 ) -> tuple[str, int | None, int | None]:
-    """State, exit code and signal of a step, as Slurm has them: the highest wait status."""
+    """Return state, exit code and signal of a step as Slurm does: by the highest wait status."""
     if not is_ended:
         return "RUNNING", None, None
     if step == "extern":
-        # It is always killed: that says nothing.
+        # Slurm always kills the extern step, so its status says nothing.
         return "COMPLETED", 0, 0
     statuses = [one.status for one in spent if one.status is not None]
     if not statuses:
@@ -273,6 +275,7 @@ def _outcome(
 
 
 def _used(spent: Sequence[Spent]) -> dict[str, Any]:
+    """Sum up the usage fields of a step's launches."""
     known = sum(one.known for one in spent)
     with_rss = sum(one.rss_known for one in spent)
     has_more = any(one.cgroup_us is not None for one in spent)
@@ -306,6 +309,7 @@ def _used(spent: Sequence[Spent]) -> dict[str, Any]:
 
 
 def _doubts(spent: Sequence[Spent], *, is_over: bool) -> str:
+    """Return the doubts about a step, comma-separated."""
     found = set()
     for one in spent:
         if one.is_startless:
@@ -320,11 +324,13 @@ def _doubts(spent: Sequence[Spent], *, is_over: bool) -> str:
 
 
 def _allocated(spent: Sequence[Spent], node: str) -> int | None:
+    """Return the largest memory limit of a step's launches on a node."""
     known = [one.memory_bytes for one in spent if one.node == node and one.memory_bytes]
     return max(known, default=None)
 
 
 def _folded(nodes: Sequence[str]) -> str:
+    """Fold node names into a node list; join them if a name is malformed."""
     if len(nodes) == 1:
         return nodes[0]
     try:
@@ -334,6 +340,7 @@ def _folded(nodes: Sequence[str]) -> str:
 
 
 def _tres(cpus: int, memory: Sequence[int | None], nodes: int) -> str:
+    """Format allocated TRES of a step."""
     parts = [f"cpu={cpus}"] if cpus else []
     bytes_ = sum(one or 0 for one in memory)
     if bytes_:

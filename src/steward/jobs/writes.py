@@ -1,4 +1,8 @@
-"""How what is known of one job id is written to jobs.db: in batches, a statement a table."""
+"""Write batches for jobs.db: collect the rows of resolved groups, one statement per table.
+
+The jobs consumer puts each resolved :class:`steward.jobs.tables.Group` into a :class:`Writes` and
+flushes it at the end of the batch.
+"""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -79,10 +83,10 @@ _decode_body = msgspec.json.Decoder(JobScript).decode
 
 
 class Writes:
-    """Rows to be written, gathered so that each table is written by one statement.
+    """Collects rows, so that each table is written by one statement.
 
     Args:
-        connection: jobs.db, inside a transaction.
+        connection: Connection to jobs.db, inside a transaction.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -92,6 +96,7 @@ class Writes:
         self._begin()
 
     def _begin(self) -> None:
+        """Start a new batch."""
         self._new_jobs: list[tuple[Any, ...]] = []
         self._new_scripts: list[tuple[Any, ...]] = []
         self._jobs: list[tuple[Any, ...]] = []
@@ -100,10 +105,10 @@ class Writes:
         self._gone: list[tuple[int]] = []
 
     def put_new(self, cluster: str, key: str, body: JobScript) -> None:
-        """Write the first fact of a job id, which is a script.
+        """Add the first event of a job id, which is a script.
 
-        The same as putting a group of this one script, for the burst of submissions
-        that has to be fast.
+        Equivalent to putting a group of only this script, but fast enough for bursts of
+        submissions.
         """
         number = self._next
         self._next += 1
@@ -115,12 +120,12 @@ class Writes:
         )
 
     def put(self, group: Group, jobs: Sequence[Resolved], purged: Sequence[bool]) -> None:
-        """Write one group as it was resolved.
+        """Add one resolved group.
 
         Args:
-            group: The group, whose scripts and runs ``jobs`` is made of.
+            group: The group that ``jobs`` was resolved from.
             jobs: Its jobs.
-            purged: For each job, whether its private text is to be forgotten.
+            purged: For each job, whether its private text must be removed.
         """
         free = set(group.numbers)
         for job, is_purged in zip(jobs, purged, strict=True):
@@ -134,14 +139,14 @@ class Writes:
                 self._put_script(group, group.scripts[script.key], number)
         for run in group.runs.values():
             if run.is_forgotten:
-                # Else the next batch would take it for one that waits, as it was stored before.
-                # Of what no job has, no purge would forget the text.
+                # Otherwise the next batch would take the stored run for a pending one. And a purge
+                # could not find the text of a run without a job.
                 run.blank()
                 self._put_run(group, run, OF_NO_JOB)
         self._gone += [(number,) for number in free]
 
     def flush(self) -> None:
-        """Send all rows to the database."""
+        """Write all rows to the database."""
         execute = self._connection.executemany
         if self._gone:
             execute("DELETE FROM job WHERE number = ?", self._gone)
@@ -157,6 +162,7 @@ class Writes:
         self._begin()
 
     def _number(self, group: Group, job: Resolved, free: set[int]) -> int:
+        """Return the row number of a job: one it had before, or a new one."""
         before = [group.run_jobs.get((run.submit_us, run.restarts)) for run in job.runs]
         before += [group.scripts[script.key].job for script in job.scripts]
         for number in before:
@@ -167,6 +173,7 @@ class Writes:
         return self._next - 1
 
     def _put_job(self, group: Group, job: Resolved, number: int, is_purged: bool) -> None:
+        """Add the row of a job."""
         kept = [script for script in job.scripts if not script.purged]
         script_key = kept[-1].key if kept else None
         if job.record is None:
@@ -181,7 +188,7 @@ class Writes:
             return
         record = blanked(job.record) if is_purged else job.record
         if leader_of(record) != record.job_id:
-            script_key = None  # It runs its leader's; what is under its own id is a stand-in.
+            script_key = None  # it runs its leader's script; its own is a stand-in
         last = job.latest
         self._jobs.append(
             (
@@ -213,6 +220,7 @@ class Writes:
         )
 
     def _put_run(self, group: Group, run: RunFacts, number: int | None) -> None:
+        """Add the row of a run, if it changed."""
         key = (run.submit_us, run.restarts)
         if key not in group.dirty_runs and group.run_jobs.get(key) == number:
             return
@@ -237,6 +245,7 @@ class Writes:
         )
 
     def _put_script(self, group: Group, row: ScriptRow, number: int | None) -> None:
+        """Add the row of a script, if it changed."""
         if not row.is_dirty and row.job == number:
             return
         said = None if row.said is None else _encode(row.said)

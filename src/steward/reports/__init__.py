@@ -1,1 +1,1 @@
-"""What a cluster was used for, by whom, how long jobs waited and what was wasted."""
+"""Usage reports: utilization of clusters, usage by account and user, wait times and waste."""

@@ -1,4 +1,12 @@
-"""The reports that can be asked for."""
+"""Report actions: ``reports.cluster``, ``.accounts``, ``.users``, ``.waits``, ``.waste`` and more.
+
+``cluster`` builds the capacity report from the node history and the jobs' runs. The other six
+reports need jobs alone: ``_on_jobs`` makes their handlers from the functions in
+:mod:`steward.reports.usage`. Both read through a :class:`ReportsRoom`.
+
+Users see their own jobs and those of accounts they coordinate; operators see all jobs. The capacity
+report follows PrivateData (``usage``). Times are µs (``_us``) or seconds (``_s``) since the epoch.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
@@ -43,13 +51,13 @@ Rows = Callable[[Iterable[Run], Periods, Any], Sequence[Any]]
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What a request comes to.
+    """The resolved clusters, time zone and periods of a report request.
 
     Attributes:
-        clusters: The clusters that are meant.
-        zone: The zone's name.
-        periods: The periods.
-        bounds_us: Where each begins, and where the last ends, µs since the epoch.
+        clusters: Names of the clusters to report on.
+        zone: IANA name of the time zone.
+        periods: The periods, in order of time.
+        bounds_us: Start of each period and end of the last, µs since the epoch.
     """
 
     clusters: tuple[str, ...]
@@ -58,11 +66,12 @@ class Asked(msgspec.Struct, frozen=True):
 
     @property
     def bounds_us(self) -> list[int]:
-        """Where each period begins, and where the last ends, µs since the epoch."""
+        """Return the start of each period and the end of the last, µs since the epoch."""
         return [*(micros(one.since) for one in self.periods), micros(self.periods[-1].until)]
 
 
 def _understood(room: ReportsRoom, request: ReportRequest) -> Asked:
+    """Resolve clusters, time zone and periods of a request."""
     clusters = room.clusters(request)
     name, zone = room.zone(request, clusters)
     begin, end = asked(request.since, request.until, room.now(), zone)
@@ -70,7 +79,7 @@ def _understood(room: ReportsRoom, request: ReportRequest) -> Asked:
 
 
 def _on_jobs(answer: type[Any], rows: Rows) -> Callable[[ReportsRoom, Asker, Any], Any]:
-    """A report on jobs: those that the asker may see."""
+    """Make the handler of a report on jobs, limited to the jobs the user may see."""
 
     def run(room: ReportsRoom, asker: Asker, request: Any) -> Any:
         wanted = _understood(room, request)
@@ -91,11 +100,11 @@ def _on_jobs(answer: type[Any], rows: Rows) -> Callable[[ReportsRoom, Asker, Any
 
 
 def cluster(room: ReportsRoom, asker: Asker, request: ClusterRequest) -> ClusterAnswer:
-    """What clusters' CPUs and GPUs did.
+    """Report how each cluster's CPU and GPU time was spent: allocated, down, planned or idle.
 
     Raises:
-        Refused: PrivateData hides usage of a cluster that is named, or of all of them.
-        UsageError: A time or a cluster cannot be understood.
+        Refused: PrivateData hides the usage of a requested cluster, or of every cluster.
+        UsageError: A time or a cluster name is invalid, or a filter on jobs was given.
     """
     if request.accounts or request.users or request.partitions:
         raise UsageError("a cluster's capacity is nobody's alone: ask for 'reports.accounts'")
@@ -124,6 +133,7 @@ def _of_cluster(
     bounds_us: list[int],
     history: HistoryReader | None,
 ) -> list[ClusterRow]:
+    """Build a cluster's rows, one for each period."""
     since_us, until_us = bounds_us[0], bounds_us[-1]
     begins_us = history.nodes_begin_us([name]) if history else None
     known_us = min(max(since_us, OPEN_US if begins_us is None else begins_us), until_us)
@@ -131,7 +141,8 @@ def _of_cluster(
     nodes = history.alike_between(name, since_us, until_us) if history else []
     reservations = history.reservations_between(name, since_us, until_us) if history else []
     reserved = _reserved(history, name, reservations, since_us, until_us) if history else []
-    # An hour of which only a part is known is two; before that hours make no difference.
+    # The hour in which the history begins is split in two: capacity is known for its second part
+    # only. Before that time the buckets need no full hours, because nothing is compared.
     bounds_s = hours((at_us // _US for at_us in (*bounds_us, known_us)), known_us // _US)
     capacity = Capacity(bounds_s, nodes, reserved)
     jobs = [0] * periods.count
@@ -165,7 +176,7 @@ def _reserved(
     since_us: int,
     until_us: int,
 ) -> list[Reserved]:
-    """Each reservation with the spans of its nodes."""
+    """Pair each reservation with the state spans of its nodes."""
     named = [names_of(one) for one in reservations]
     spans: dict[str, list[NodeSpan]] = {}
     every = set().union(*named)
@@ -180,6 +191,7 @@ def _reserved(
 def _by_period(
     parts: Sequence[Parts], buckets: Sequence[int | None], periods: Periods
 ) -> list[Parts]:
+    """Sum the parts of the buckets in each period."""
     found = [Parts() for _ in range(periods.count)]
     for one, number in zip(parts, buckets, strict=True):
         if number is not None:
@@ -188,6 +200,7 @@ def _by_period(
 
 
 def _known(cpus: Parts, gpus: Parts) -> dict[str, int]:
+    """Return the capacity fields of a row."""
     return {
         "down_cpu_s": cpus.down,
         "planned_down_cpu_s": cpus.planned_down,
@@ -202,6 +215,7 @@ def _known(cpus: Parts, gpus: Parts) -> dict[str, int]:
 
 
 def _at_the_end(nodes: Iterable[NodesAlike], end_us: int) -> dict[str, int]:
+    """Count nodes, CPUs and GPUs at the end of a period."""
     there = [alike for alike in nodes if alike.from_us < end_us <= alike.until_us]
     return {
         "cpus": sum(alike.cpus for alike in there),

@@ -1,10 +1,18 @@
-"""What a cluster's CPUs and GPUs did, counted as slurmdbd counts for ``sreport cluster``.
+"""Cluster capacity over time: CPU and GPU seconds allocated, down, planned or idle.
 
-Down is a node that is DOWN, or drained with no job left. A reservation's nodes are
-allocated, or planned to be down where it is for maintenance, whatever runs there;
-but for what is down in it. CPUs that idle while jobs wait that may begin are
-*planned*. All this is weighed against each other hour by hour: what is more than
-there is is cut off, which is why the hours cannot be put together before.
+The rules are slurmdbd's for ``sreport cluster``:
+
+- *Down*: nodes that are DOWN, or drained with no job left.
+- Nodes of a reservation count as allocated, whatever runs on them, unless they are down. With the
+  flag MAINT they count as planned down, also those that are down.
+- *Planned*: CPUs that are idle while eligible jobs wait.
+
+Amounts are capped hour by hour: a part that exceeds the remaining capacity is cut off. Hours
+therefore cannot be summed first.
+
+:class:`Capacity` takes nodes, reservations and runs, and keeps one :class:`Ledger` for CPUs and one
+for GPUs. A ledger holds five :class:`Hours` (sums for each bucket) and returns :class:`Parts`. Used
+by ``reports.cluster``.
 """
 
 from bisect import bisect_left, bisect_right
@@ -33,11 +41,11 @@ HOUR_S = 3600
 
 
 def hours(bounds_s: Iterable[int], since_s: int) -> list[int]:
-    """The bounds with every full hour since some time, in order.
+    """Add every full hour after a given time to a list of bounds; return them in order.
 
     Args:
         bounds_s: Seconds since the epoch.
-        since_s: Where the full hours begin.
+        since_s: Time after which full hours are added.
     """
     bounds = sorted(set(bounds_s))
     first = -(-max(since_s, bounds[0]) // HOUR_S) * HOUR_S
@@ -45,12 +53,12 @@ def hours(bounds_s: Iterable[int], since_s: int) -> list[int]:
 
 
 class Hours:
-    """Sums of amounts times seconds, one for each bucket of time.
+    """Sums of amount times seconds for each bucket of time.
 
-    To add takes as long for a month as for a minute.
+    Adding an interval of a month takes as long as adding one of a minute.
 
     Args:
-        bounds_s: Where each bucket begins, and where the last ends; seconds since the epoch.
+        bounds_s: Start of each bucket and end of the last, seconds since the epoch.
     """
 
     def __init__(self, bounds_s: Sequence[int]) -> None:
@@ -60,9 +68,9 @@ class Hours:
         self._part = [0] * (len(bounds_s) - 1)
 
     def add(self, begin_s: int, end_s: int, amount: int) -> None:
-        """Add an amount from one time to another, as far as there are buckets."""
+        """Add an amount for an interval, clipped to the buckets."""
         bounds = self._bounds
-        # Thousands are added: to compare takes a fraction of the time that min and max do.
+        # This runs thousands of times: comparing takes a fraction of the time of min() and max().
         if begin_s < self._begin_s:
             begin_s = self._begin_s
         if end_s > self._end_s:
@@ -82,7 +90,7 @@ class Hours:
         self._full[last] -= amount
 
     def sums(self) -> list[int]:
-        """The sum of each bucket."""
+        """Return the sum of each bucket."""
         whole = accumulate(self._full)
         return [
             part + amount * (until - begin)
@@ -94,21 +102,21 @@ class Hours:
 
 _US: Final = 1_000_000
 _MAINT: Final = "MAINT"
-"""A reservation's flag; nodes have another word for it."""
+"""Flag of a maintenance reservation; a node inside one has the flag MAINTENANCE."""
 _MAINTAINED: Final = "MAINTENANCE"
 _IGNORES: Final = "IGNORE_JOBS"
 
 _Kind = Literal["", "down", "planned_down", "maintained"]
 
 Span = tuple[int, int]
-"""From when to when, seconds since the epoch."""
+"""Begin and end, seconds since the epoch."""
 
 Reserved = tuple[ReservationSpan, Sequence[NodeSpan]]
-"""A reservation while it was active, and its nodes' spans, also those that begin and end beside."""
+"""An active reservation and its nodes' spans, which may begin before it or end after it."""
 
 
 class Parts(msgspec.Struct):
-    """What became of one kind of resource in one bucket, or in several."""
+    """Resource seconds of one kind (CPU or GPU) by use, for one bucket or the sum of several."""
 
     allocated: int = 0
     down: int = 0
@@ -118,16 +126,16 @@ class Parts(msgspec.Struct):
     reported: int = 0
 
     def add(self, other: "Parts") -> None:
-        """Add another's."""
+        """Add the amounts of another instance to this one."""
         for name in self.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
 class Ledger:
-    """What is counted of one kind of resource.
+    """Sums of one kind of resource, by use, for each bucket.
 
     Args:
-        bounds_s: The buckets.
+        bounds_s: Start of each bucket and end of the last, seconds since the epoch.
     """
 
     def __init__(self, bounds_s: Sequence[int]) -> None:
@@ -136,7 +144,7 @@ class Ledger:
         )
 
     def parts(self) -> list[Parts]:
-        """What became of it in each bucket."""
+        """Return the capped amounts of each bucket."""
         return [
             _weighed(
                 Parts(
@@ -156,10 +164,10 @@ class Ledger:
 
 
 def _weighed(parts: Parts) -> Parts:
-    """The parts so that they add up to what is reported, as slurmdbd has it."""
+    """Cap the parts so that they add up to the reported total, as slurmdbd does."""
     total = parts.reported
     if not total:
-        # Nothing is known of capacity: only what jobs had is.
+        # Capacity is unknown: only what jobs had allocated is known.
         return Parts(allocated=parts.allocated)
     parts.allocated = min(parts.allocated, total)
     parts.down = max(0, min(parts.down, total - parts.allocated))
@@ -172,12 +180,12 @@ def _weighed(parts: Parts) -> Parts:
 
 
 class Capacity:
-    """Counts what the CPUs and GPUs of one cluster did.
+    """Counter of how the CPUs and GPUs of one cluster were used.
 
     Args:
-        bounds_s: The buckets: every hour at the least; seconds since the epoch.
-        nodes: Its nodes, those together that were in a state together.
-        reserved: Its reservations that were active, with the spans of their nodes.
+        bounds_s: Bounds of the buckets, at least one per hour; seconds since the epoch.
+        nodes: Groups of nodes that entered and left a state at the same times.
+        reserved: Active reservations, each with the spans of its nodes.
     """
 
     def __init__(
@@ -199,6 +207,7 @@ class Capacity:
         return from_us // _US, self._end_s if until_us >= OPEN_US else until_us // _US
 
     def _add_nodes(self, alike: NodesAlike) -> None:
+        """Count a group of nodes as reported, and as down or planned down by its state."""
         begin, end = self._seconds(alike.from_us, alike.until_us)
         kind = _kind(alike.state)
         for ledger, amount in ((self.cpus, alike.cpus), (self.gpus, alike.gpus)):
@@ -211,6 +220,7 @@ class Capacity:
                 ledger.down.add(begin, end, amount)
 
     def _add_reservation(self, reservation: ReservationSpan, spans: Iterable[NodeSpan]) -> None:
+        """Count the nodes of a reservation as allocated, or as planned down for maintenance."""
         flags = reservation.flags.split(",")
         is_maintenance, is_counted = _MAINT in flags, _IGNORES not in flags
         begin, end = self._seconds(reservation.from_us, reservation.until_us)
@@ -228,10 +238,10 @@ class Capacity:
                 self.gpus.allocated.add(since, until, span.gpus)
 
     def _maintain(self, span: NodeSpan, begin: int, end: int, *, is_counted: bool) -> None:
-        """Count a node that is maintained as down by plan, and what is down of it as nothing else.
+        """Count a node in a maintenance reservation as planned down; move its down time there too.
 
-        Where the reservation ignores jobs nobody can tell what runs in it: then only what is
-        down is counted.
+        If the reservation ignores jobs (IGNORE_JOBS), running jobs cannot be told apart, so only
+        the nodes that are down are counted.
         """
         kind = _kind(span.state)
         for ledger, amount in ((self.cpus, span.cpus), (self.gpus, span.gpus)):
@@ -242,16 +252,16 @@ class Capacity:
                 ledger.planned_down.add(begin, end, amount)
 
     def add(self, run: Run, periods: Periods) -> None:
-        """Count what a run had, and how many CPUs it waited for.
+        """Count the resources of a run, and the CPUs it waited for while eligible.
 
         Args:
             run: The run.
-            periods: Where suspended time is taken off: when it was is not known.
+            periods: Distributes suspended time, whose exact moments are unknown.
         """
         for piece in run:
             start_us, end_us = piece.start_us, piece.end_us
             end = end_us // _US if end_us else self._end_s
-            # What never began waited until it ended.
+            # A job that never started waited until it ended.
             begin = start_us // _US if start_us else end
             if piece.reservation in self._reserved and self._is_reserved(piece, begin, end):
                 continue
@@ -267,7 +277,7 @@ class Capacity:
                         self.gpus.allocated.add(since, since + seconds, gpus)
 
     def _is_reserved(self, piece: Piece, begin: int, end: int) -> bool:
-        """Whether its reservation is counted, which it is a part of."""
+        """Return whether the piece ran within a reservation that is already counted."""
         return any(
             since < max(end, begin + 1) and begin < until
             for since, until in self._reserved[piece.reservation]
@@ -276,7 +286,7 @@ class Capacity:
 
 @lru_cache(maxsize=4096)
 def _kind(state: str) -> _Kind:
-    """What a node's time counts as; "" while it works."""
+    """Return what a node's time counts as; "" while it is in service."""
     if _MAINTAINED in parse_node_state(state)[1]:
         return "maintained"  # its reservation is counted
     if is_put_away(state):
@@ -285,7 +295,7 @@ def _kind(state: str) -> _Kind:
 
 
 def names_of(reservation: ReservationSpan) -> list[str]:
-    """The nodes of a reservation."""
+    """Return the node names of a reservation; none if it reserves cores or licenses only."""
     try:
         return expand(reservation.nodes)
     except NodeListError:

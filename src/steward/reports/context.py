@@ -1,4 +1,8 @@
-"""What reports work with: the books of jobs, the history of nodes, and who may see what."""
+"""Report context: reads jobs and node history for report actions, and checks permissions.
+
+:class:`ReportsRoom` resolves clusters, time zones and the jobs a user may see, reads runs from the
+job records (through the accounting context) and opens the node history.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -19,12 +23,12 @@ from steward.slurm.times import zone_called
 
 
 class ReportsRoom:
-    """The context of the reports' actions; to be used by one thread at a time.
+    """Context of the report actions. Not thread-safe: use one instance per thread.
 
     Args:
         settings: The whole configuration.
-        access: The decisions.
-        now: The clock.
+        access: Decides who may see what.
+        now: Returns the current time.
     """
 
     def __init__(
@@ -36,25 +40,25 @@ class ReportsRoom:
         self.books = AccountingRoom(settings, access=access, now=now)
 
     def clusters(self, request: ReportRequest) -> tuple[str, ...]:
-        """The clusters that are meant; all where none is named.
+        """Return the requested clusters, or all if the request names none.
 
         Raises:
-            UsageError: There is no such cluster.
+            UsageError: A cluster does not exist.
         """
         self.books.check_clusters(request.clusters)
         return request.clusters or self.books.clusters
 
     def zone(self, request: ReportRequest, clusters: Sequence[str]) -> tuple[str, tzinfo]:
-        """The zone that times are typed and cut in, with its name; "" for this host's.
+        """Return the time zone of the report, with its name; "" is this host's zone.
 
         Raises:
-            TimeError: There is no such zone.
+            TimeError: The zone does not exist.
         """
         name = request.zone or self.books.zone(clusters[0])
         return name, zone_called(name)
 
     def scopes(self, asker: Asker, clusters: Iterable[str]) -> dict[str, Scope]:
-        """Whose jobs are counted: everybody's for operators, else one's own and one's accounts'."""
+        """Return the jobs to count, by cluster: all for operators, else those the user may see."""
         return {name: self._scope(asker, name) for name in clusters}
 
     def _scope(self, asker: Asker, cluster: str) -> Scope:
@@ -70,14 +74,14 @@ class ReportsRoom:
         periods: Sequence[Period],
         fields: int,
     ) -> Iterator[Run]:
-        """The runs that were there in the periods.
+        """Yield the runs that ran or waited in the periods.
 
         Args:
-            request: Which accounts, users and partitions.
-            clusters: The clusters.
-            scopes: Whose; None for everybody's.
-            periods: The periods, the first first.
-            fields: How many of their fields are read.
+            request: Filters by account, user and partition.
+            clusters: The clusters to read.
+            scopes: Visible jobs per cluster; None for all jobs.
+            periods: The periods, in order of time.
+            fields: Number of fields to read of each piece; see :mod:`steward.reports.runs`.
         """
         names = tuple(user for user in request.users if not user.isdecimal())
         uids = tuple(int(user) for user in request.users if user.isdecimal() and len(user) <= 10)
@@ -90,20 +94,20 @@ class ReportsRoom:
             partitions=request.partitions,
             since_us=micros(periods[0].since),
             until_us=micros(periods[-1].until),
-            # When a job might have begun is not told by everybody; what it had is counted.
+            # Some sources do not report when a job became eligible; its usage counts all the same.
             eligible_only=False,
         )
         try:
             source = books(self.books, wanted, duplicates=True)
         except SqliteUnavailable:
-            # No job was ever told of here: there is nothing to report, which is no fault.
+            # No job was recorded yet: an empty report, not an error.
             return iter(())
         return runs(source, wanted, fields)
 
     def history(self) -> AbstractContextManager[HistoryReader | None]:
-        """The history; None where there is none yet."""
+        """Open the node history; None if there is none yet."""
         return history_of(self.settings.state_dir)
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         self.books.close()

@@ -1,4 +1,9 @@
-"""Events in words, for people: on the command line and on pages."""
+"""Event descriptions: turn an event into short texts for the command line and the web pages.
+
+:func:`words` returns an :class:`EventWords` with subject ("partition main"), change ("IDLE ->
+DOWN"), reason and source. It accepts events from the journal and events decoded from a reply, whose
+body is plain values.
+"""
 
 from typing import Any
 
@@ -18,15 +23,15 @@ from steward.reports.events import EventTold
 
 
 class EventWords(msgspec.Struct, frozen=True, kw_only=True):
-    """An event in words.
+    """An event described in short texts.
 
     Attributes:
-        subject: What it is about: ``n1``, ``partition main``, ``rule node-down``.
-        what: What happened: ``IDLE -> DOWN``.
-        why: Why; "" where that is not known.
-        source: What made us look, or who told of it.
+        subject: The object concerned: ``n1``, ``partition main``, ``rule node-down``.
+        what: The change: ``IDLE -> DOWN``.
+        why: The reason; "" if unknown.
+        source: What triggered the check, or who reported the event.
         failed: Whether a node went from working to failing.
-        name: The bare name of what it is about: of a node, partition, rule, account.
+        name: Bare name of the node, partition, rule, account or job.
     """
 
     subject: str
@@ -38,7 +43,7 @@ class EventWords(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def words(event: EventTold) -> EventWords:
-    """An event in words."""
+    """Describe an event in short texts."""
     body = _body(event)
     subject, name = _subject(event.kind, body)
     return EventWords(
@@ -52,7 +57,7 @@ def words(event: EventTold) -> EventWords:
 
 
 def _body(event: EventTold) -> Any:
-    """The body as what it is; one that came over the socket is plain values yet."""
+    """Return the event's body as its Struct; replies carry it as plain values."""
     kind = BODIES.get(event.kind)
     if kind is None or isinstance(event.body, kind):
         return event.body

@@ -1,8 +1,11 @@
-"""Room ``events``: what happened, for everyone who may see it.
+"""Event listing: the action ``events.list`` reads the journal and filters by permission.
 
-States of nodes, partitions and reservations follow PrivateData, as Slurm's own
-commands do; a job's events are for who may see its record, an account's for its
-coordinators; all else is for operators. What the journal has trimmed is not told.
+Node, partition and reservation states follow PrivateData, as Slurm's own commands do. Users see
+events of jobs whose records they may see, and coordinators those of their accounts; operators see
+all. Events that the journal has trimmed are gone; ``history.events`` keeps states longer.
+
+:class:`EventsRoom` is the context and decides visibility; :class:`EventTold` is an event in a
+reply, used by ``history.events`` too.
 """
 
 from collections.abc import Callable, Iterable
@@ -38,7 +41,7 @@ STATES: Final = (
     *(NODE_STATE, PARTITION_STATE, RESERVATION_STATE, CONTROLLER_STATE),
     *(BANK_THRESHOLD, RULE_EXECUTION),
 )
-"""What is told where no kinds are named."""
+"""Kinds of events that are listed if a request names none."""
 
 _MOST: Final = 10_000
 _STEP: Final = 500
@@ -47,17 +50,17 @@ PRIVATE: Final = {
     PARTITION_STATE: "partitions",
     RESERVATION_STATE: "reservations",
 }
-"""The word of PrivateData that hides a kind."""
+"""The PrivateData keyword that hides a kind of event."""
 _PUBLIC: Final = frozenset({CONTROLLER_STATE})
 
 
 class EventsRoom:
-    """What the events' actions work with.
+    """Context of the event actions.
 
     Args:
-        state_dir: The directory that holds the journal.
+        state_dir: Directory that holds the journal.
         access: Decides who may see what.
-        now: Tells the present moment.
+        now: Returns the current time.
     """
 
     def __init__(
@@ -68,11 +71,11 @@ class EventsRoom:
         self.now = now
 
     def reader(self) -> JournalReader:
-        """The journal, for reading."""
+        """Open the journal for reading."""
         return JournalReader(self._state_dir)
 
     def shows(self, asker: Asker, event: Event) -> bool:
-        """Whether an event may be told to this asker."""
+        """Return whether the user may see an event."""
         word = PRIVATE.get(event.kind)
         if word is not None:
             return self._access.may_see_all(asker, event.cluster, word)
@@ -87,18 +90,18 @@ class EventsRoom:
 
 
 class EventsRequest(Request, frozen=True, kw_only=True):
-    """events.list: what happened.
+    """Request of ``events.list``: journal events, filtered.
 
     Attributes:
-        kinds: Only these kinds; states, thresholds and rules if empty.
-        clusters: Only on these clusters; all if empty.
-        nodes: Only states of these nodes, a node list; of all if empty.
+        kinds: Kinds of events. Default: states, thresholds and rules.
+        clusters: Cluster names. Default: all.
+        nodes: Node list: only states of these nodes. Default: all.
         failed: Only nodes that went from working to failing.
-        since: Only what happened since this time; "" for any.
-        until: Only what happened until this time; "" for any.
-        zone: IANA name of the zone that times without one are meant in; "" for this host's.
-        after: Only what is behind this position; None for the newest.
-        limit: How many at most.
+        since: Earliest time of an event. Default: any.
+        until: Latest time of an event. Default: any.
+        zone: IANA name of the zone of times without one. Default: this host's.
+        after: Only events after this journal position. Default: the newest events.
+        limit: Maximum number of events.
     """
 
     kinds: tuple[str, ...] = ()
@@ -113,7 +116,7 @@ class EventsRequest(Request, frozen=True, kw_only=True):
 
 
 class EventTold(msgspec.Struct, frozen=True, kw_only=True):
-    """An event; the fields are those of :class:`steward.core.events.Event`."""
+    """An event in a reply; the fields are those of :class:`steward.core.events.Event`."""
 
     id: int
     kind: str
@@ -126,7 +129,7 @@ class EventTold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def told(event: Event) -> EventTold:
-    """An event as it is told to who asks."""
+    """Convert a journal event to its form in a reply."""
     return EventTold(
         id=event.id,
         kind=event.kind,
@@ -140,11 +143,11 @@ def told(event: Event) -> EventTold:
 
 
 class EventsAnswer(Answer, frozen=True, kw_only=True):
-    """What happened, oldest first.
+    """Reply of ``events.list``: events, oldest first.
 
     Attributes:
         events: The events.
-        position: Where to go on from: give it as ``after``.
+        position: Journal position to continue from: pass it as ``after``.
     """
 
     events: tuple[EventTold, ...]
@@ -152,6 +155,7 @@ class EventsAnswer(Answer, frozen=True, kw_only=True):
 
 
 def _list(room: EventsRoom, asker: Asker, request: EventsRequest) -> EventsAnswer:
+    """List journal events that match the request and that the user may see."""
     unknown = set(request.kinds) - set(BODIES)
     if unknown:
         kinds = ", ".join((*STATES, JOB_STATE, JOB_END))
@@ -171,6 +175,7 @@ def _list(room: EventsRoom, asker: Asker, request: EventsRequest) -> EventsAnswe
 
 
 def _chosen(room: EventsRoom, asker: Asker, request: EventsRequest) -> Callable[[Event], bool]:
+    """Make a filter for the events of a request that the user may see."""
     zone, now = zone_called(request.zone), room.now()
     since = parse_time(request.since, now, zone) if request.since else None
     until = parse_time(request.until, now, zone) if request.until else None
@@ -202,8 +207,8 @@ def _behind(
     limit: int,
     head: int,
 ) -> tuple[list[Event], int]:
-    """The first events behind a position, and where to go on."""
-    # Of another journal, made anew: what is in it is all news.
+    """Return the first matching events after a position, and the position to continue from."""
+    # A position beyond the head is from an older journal: read the new journal from its start.
     position = request.after if request.after is not None and request.after <= head else 0
     found: list[Event] = []
     while position < head and len(found) < limit:
@@ -224,7 +229,7 @@ def _newest(
     limit: int,
     head: int,
 ) -> list[Event]:
-    """The last events; so many of the journal are looked at as that takes."""
+    """Return the last matching events, reading backwards in steps that double in size."""
     oldest, span = reader.oldest(), _STEP
     found: list[Event] = []
     end = head
@@ -244,6 +249,7 @@ def _between(
     after: int,
     upto: int,
 ) -> list[Event]:
+    """Return the matching events between two positions."""
     found: list[Event] = []
     while after < upto:
         events, reached = reader.read(after, _kinds(request), _STEP)

@@ -1,6 +1,11 @@
-"""What reports are asked, and what they answer.
+"""Report requests and replies: the Structs of ``reports.*``, and their reporting periods.
 
-Amounts are in seconds of a CPU or GPU: an hour of four CPUs is 14,400 ``cpu_s``.
+Amounts are seconds of a CPU, GPU or node: one hour of four CPUs is 14,400 ``cpu_s``. Times in
+replies are UTC.
+
+In order: one request class for each report (:class:`ReportRequest` has the common filters),
+:class:`Period`, one row class for each report, one reply class for each report, then :func:`asked`
+(resolve the requested interval) and :func:`cut` (divide it into periods).
 """
 
 from collections.abc import Iterator
@@ -17,14 +22,14 @@ By = Literal["", "month", "week", "day"]
 
 
 class ReportRequest(Request, frozen=True, kw_only=True):
-    """What every report is asked.
+    """Common fields of every report request: interval, periods, clusters and job filters.
 
     Attributes:
-        since: Where the time begins; "" for midnight before yesterday's jobs, as sreport has it.
-        until: Where it ends; "" for last midnight; what lies ahead is left out.
-        zone: IANA name of the zone that times are typed and cut in; "" for the cluster's.
-        by: Each month, week or day for itself; "" for all of the time as one.
-        clusters: Only these clusters; all if empty.
+        since: Begin of the interval. Default: midnight before yesterday's jobs, as in sreport.
+        until: End of the interval. Default: last midnight. Future time is cut off.
+        zone: IANA name of the zone for parsing times and dividing periods. Default: the cluster's.
+        by: Length of a period: month, week or day. Default: one period for the whole interval.
+        clusters: Cluster names. Default: all.
         accounts: Only jobs of these accounts.
         users: Only jobs of these users, names or uids.
         partitions: Only jobs in these partitions.
@@ -41,36 +46,36 @@ class ReportRequest(Request, frozen=True, kw_only=True):
 
 
 class ClusterRequest(ReportRequest, frozen=True, kw_only=True):
-    """reports.cluster: what a cluster's CPUs and GPUs did.
+    """Request of ``reports.cluster``: CPU and GPU utilization of whole clusters.
 
-    Accounts, users and partitions must not be given: capacity is nobody's alone.
+    Filters by account, user or partition are rejected: capacity belongs to no one of them.
     """
 
 
 class AccountsRequest(ReportRequest, frozen=True, kw_only=True):
-    """reports.accounts: who used what, by account and user."""
+    """Request of ``reports.accounts``: usage by account and user."""
 
 
 class UsersRequest(ReportRequest, frozen=True, kw_only=True):
-    """reports.users: who used most.
+    """Request of ``reports.users``: usage by user, largest first.
 
     Attributes:
-        top: So many of each cluster and period; 0 for all.
+        top: Number of users for each cluster and period; 0 for all.
     """
 
     top: int = 0
 
 
 class PartitionsRequest(ReportRequest, frozen=True, kw_only=True):
-    """reports.partitions: what was used, and how long jobs waited, by partition."""
+    """Request of ``reports.partitions``: usage and wait times by partition."""
 
 
 class WaitsRequest(ReportRequest, frozen=True, kw_only=True):
-    """reports.waits: how long jobs waited, from when they might begin until they did.
+    """Request of ``reports.waits``: wait times, from eligible to start.
 
     Attributes:
-        group: Beside the partition: by size, account or user.
-        sizes: Where sizes are parted, in CPUs: ``50`` parts 49 from 50.
+        group: Group by this beside the partition: size, account or user.
+        sizes: Boundaries of the size classes, in CPUs: ``50`` separates 49 from 50.
     """
 
     group: Literal["", "size", "account", "user"] = ""
@@ -78,32 +83,32 @@ class WaitsRequest(ReportRequest, frozen=True, kw_only=True):
 
 
 class JobsRequest(ReportRequest, frozen=True, kw_only=True):
-    """reports.jobs: how many jobs there were, by account, size and state.
+    """Request of ``reports.jobs``: number of jobs by account, size and state.
 
     Attributes:
-        sizes: Where sizes are parted, in CPUs: ``50`` parts 49 from 50.
+        sizes: Boundaries of the size classes, in CPUs: ``50`` separates 49 from 50.
     """
 
     sizes: tuple[int, ...] = (50, 250, 500, 1000)
 
 
 class WasteRequest(ReportRequest, frozen=True, kw_only=True):
-    """reports.waste: what was asked for and not used, of jobs that ended in the time.
+    """Request of ``reports.waste``: allocated less used, for jobs that ended in the interval.
 
     Attributes:
-        top: So many of each cluster and period, those who wasted most; 0 for all.
+        top: Number of users with the most waste for each cluster and period; 0 for all.
     """
 
     top: int = 0
 
 
 class Period(msgspec.Struct, frozen=True, kw_only=True):
-    """A time that is reported on.
+    """A reporting period.
 
     Attributes:
-        label: ``2026-11``, ``2026-W47``, ``2026-11-22``; "" for all of the time as one.
-        since: Where it begins, UTC.
-        until: Where it ends.
+        label: ``2026-11``, ``2026-W47`` or ``2026-11-22``; "" for the whole interval.
+        since: Begin, UTC.
+        until: End, UTC.
     """
 
     label: str = ""
@@ -112,10 +117,10 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """What rows of reports have in common.
+    """Common fields of report rows.
 
     Attributes:
-        period: Which of the answer's periods, from 0.
+        period: Index of the period in the reply, from 0.
         cluster: The cluster's name.
     """
 
@@ -124,22 +129,23 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterRow(Row, frozen=True, kw_only=True):
-    """What a cluster's CPUs and GPUs did; the parts add up to what is reported.
+    """CPU and GPU utilization of a cluster in a period; the parts add up to the reported total.
 
     Attributes:
-        jobs: How many jobs ran, each run once.
-        allocated_cpu_s: That jobs had, or reservations kept for them.
-        down_cpu_s: Of nodes that were down, or drained with no job left. None, as all that
-            follow, where there is no sensor: then capacity is not known.
+        jobs: Number of runs; each run counts once.
+        allocated_cpu_s: Allocated to jobs or to reservations.
+        down_cpu_s: Of nodes that were down, or drained with no job left. Without a sensor capacity
+            is unknown, and this and all following capacity fields are None.
         planned_down_cpu_s: In maintenance reservations, or of nodes that were powered down.
-        planned_cpu_s: Idle while jobs waited that might have begun (sreport's "Planned").
-        idle_cpu_s: Idle, with nothing waiting.
-        reported_cpu_s: All of it.
-        allocated_gpu_s: The same of GPUs; planned is not told of them.
-        known_s: Of how many seconds of the period capacity is known: since the sensor began.
-        cpus: How many there were at the end.
-        gpus: Likewise.
-        nodes: Likewise.
+        planned_cpu_s: Idle while eligible jobs waited (sreport's "Planned").
+        idle_cpu_s: Idle while no job waited.
+        reported_cpu_s: Total of all parts.
+        allocated_gpu_s: The same for GPUs; there is no planned part for GPUs.
+        known_s: Seconds of the period for which capacity is known, that is since the sensor
+            started.
+        cpus: Number of CPUs at the end of the period.
+        gpus: Number of GPUs at the end of the period.
+        nodes: Number of nodes at the end of the period.
     """
 
     jobs: int = 0
@@ -161,16 +167,16 @@ class ClusterRow(Row, frozen=True, kw_only=True):
 
 
 class AccountRow(Row, frozen=True, kw_only=True):
-    """What an account, or a user of it, used.
+    """Usage of an account, or of one user in it.
 
     Attributes:
         account: The account.
-        user: The user; "" for the account in all.
-        uid: Of the user; None for the account in all.
-        jobs: How many runs there were in the time.
-        cpu_s: CPUs times seconds that they had them.
-        gpu_s: The same of GPUs.
-        node_s: The same of nodes.
+        user: The user; "" in the account's total.
+        uid: The uid; None in the account's total.
+        jobs: Number of runs in the period.
+        cpu_s: Allocated CPUs times seconds.
+        gpu_s: Allocated GPUs times seconds.
+        node_s: Allocated nodes times seconds.
     """
 
     account: str = ""
@@ -183,15 +189,15 @@ class AccountRow(Row, frozen=True, kw_only=True):
 
 
 class UserRow(Row, frozen=True, kw_only=True):
-    """What a user used, in all accounts; who used most CPUs first.
+    """Usage of a user over all accounts, largest CPU usage first.
 
     Attributes:
-        user: The name; "" for a uid that resolves to none.
+        user: The name; "" if the uid resolves to none.
         uid: The uid.
-        accounts: Where that was charged.
-        jobs: How many runs there were in the time.
-        completed: Of those that ended in the time, how many with success …
-        failed: … and how many otherwise.
+        accounts: Accounts that were charged.
+        jobs: Number of runs in the period.
+        completed: Runs that ended in the period with state COMPLETED.
+        failed: Runs that ended in the period with any other state.
     """
 
     user: str = ""
@@ -206,13 +212,13 @@ class UserRow(Row, frozen=True, kw_only=True):
 
 
 class Waits(Row, frozen=True, kw_only=True):
-    """How long runs that began in the time had waited since they might begin.
+    """Wait times of runs that started in the period, from eligible to start.
 
     Attributes:
-        started: How many began.
-        median_s: Half of them waited no longer; None where none began.
-        p90_s: Nine in ten waited no longer.
-        longest_s: None waited longer.
+        started: Number of runs that started.
+        median_s: Median wait time; None if no run started.
+        p90_s: 90th percentile of the wait times.
+        longest_s: Longest wait time.
     """
 
     started: int = 0
@@ -222,7 +228,7 @@ class Waits(Row, frozen=True, kw_only=True):
 
 
 class PartitionRow(Waits, frozen=True, kw_only=True):
-    """What was used of a partition, and how long jobs waited for it."""
+    """Usage of a partition, and the wait times of its jobs."""
 
     partition: str = ""
     jobs: int = 0
@@ -232,14 +238,14 @@ class PartitionRow(Waits, frozen=True, kw_only=True):
 
 
 class WaitRow(Waits, frozen=True, kw_only=True):
-    """How long jobs of one kind waited.
+    """Wait times of one group of jobs.
 
     Attributes:
-        partition: Where they ran.
-        account: Where it was asked for by account.
-        user: Where it was asked for by user.
-        least_cpus: Where it was asked for by size: that they have so many at the least …
-        most_cpus: … and at the most; 0 for any number.
+        partition: Partition in which they ran.
+        account: Set when grouped by account.
+        user: Set when grouped by user.
+        least_cpus: Smallest number of CPUs, when grouped by size.
+        most_cpus: Largest number of CPUs, when grouped by size; 0 for no upper bound.
     """
 
     partition: str = ""
@@ -250,16 +256,16 @@ class WaitRow(Waits, frozen=True, kw_only=True):
 
 
 class JobsRow(Row, frozen=True, kw_only=True):
-    """How many runs of one account, size and state there were in the time.
+    """Number of runs of one account, size and state in a period.
 
     Attributes:
         account: The account.
-        least_cpus: They have so many CPUs at the least …
-        most_cpus: … and at the most; 0 for any number.
-        state: The state, as it is known now.
-        jobs: How many.
-        cpu_s: What they had in the time.
-        gpu_s: The same of GPUs.
+        least_cpus: Smallest number of CPUs.
+        most_cpus: Largest number of CPUs; 0 for no upper bound.
+        state: The latest known state.
+        jobs: Number of runs.
+        cpu_s: Allocated CPUs times seconds within the period.
+        gpu_s: The same for GPUs.
     """
 
     account: str = ""
@@ -272,22 +278,22 @@ class JobsRow(Row, frozen=True, kw_only=True):
 
 
 class WasteRow(Row, frozen=True, kw_only=True):
-    """What a user asked for in an account, and did not use.
+    """Allocated and used CPU time, memory and time limits of a user in an account.
 
     Attributes:
         account: The account.
-        user: The user; "" for a uid that resolves to none.
+        user: The user; "" if the uid resolves to none.
         uid: The uid.
-        jobs: How many runs ended in the time, whose begin is known.
-        measured: Of how many of them it is known what they used.
-        cpu_s: CPUs times seconds that those had …
-        used_cpu_s: … and what they used.
-        memory_measured: Of how many runs it is known what memory they used at the most.
-        memory_byte_s: Memory times seconds that those had …
-        used_memory_byte_s: … and the most that they used, times the same seconds.
-        limited: How many runs had a time limit of their own.
-        limit_s: Their limits …
-        elapsed_s: … and how long they ran.
+        jobs: Number of runs that ended in the period and have a known start.
+        measured: Number of these whose CPU use is known.
+        cpu_s: Allocated CPUs times seconds of the measured runs.
+        used_cpu_s: CPU seconds that the measured runs used.
+        memory_measured: Number of runs whose peak memory is known.
+        memory_byte_s: Allocated memory times seconds of those runs.
+        used_memory_byte_s: Peak memory times the same seconds.
+        limited: Number of runs with a time limit of their own.
+        limit_s: Sum of their time limits.
+        elapsed_s: Sum of their elapsed times.
     """
 
     account: str = ""
@@ -306,13 +312,13 @@ class WasteRow(Row, frozen=True, kw_only=True):
 
 
 class ReportAnswer(Answer, frozen=True, kw_only=True):
-    """What every report answers.
+    """Common fields of every report reply.
 
     Attributes:
-        periods: The times that are reported on, the first first.
-        zone: IANA name of the zone that they are cut in.
-        is_all: Whether everybody's jobs are in it: else those that the asker may see.
-        rows: What is reported.
+        periods: The reporting periods, in order of time.
+        zone: IANA name of the zone that divides the periods.
+        is_all: True if all users' jobs are included, False if only those that the user may see.
+        rows: The rows of the report.
     """
 
     periods: tuple[Period, ...]
@@ -322,11 +328,11 @@ class ReportAnswer(Answer, frozen=True, kw_only=True):
 
 
 class ClusterAnswer(ReportAnswer, frozen=True, kw_only=True):
-    """What clusters did.
+    """Reply of ``reports.cluster``.
 
     Attributes:
-        rows: By period and cluster.
-        sensor: Whether there is a sensor: capacity is known through it alone.
+        rows: Rows by period and cluster.
+        sensor: Whether a sensor is enabled; capacity is known only with one.
     """
 
     rows: tuple[ClusterRow, ...]
@@ -334,62 +340,62 @@ class ClusterAnswer(ReportAnswer, frozen=True, kw_only=True):
 
 
 class AccountsAnswer(ReportAnswer, frozen=True, kw_only=True):
-    """Who used what: of each account a row in all, then one for each user."""
+    """Reply of ``reports.accounts``: a total row for each account, then a row for each user."""
 
     rows: tuple[AccountRow, ...]
 
 
 class UsersAnswer(ReportAnswer, frozen=True, kw_only=True):
-    """Who used most."""
+    """Reply of ``reports.users``, largest usage first."""
 
     rows: tuple[UserRow, ...]
 
 
 class PartitionsAnswer(ReportAnswer, frozen=True, kw_only=True):
-    """What was used of partitions."""
+    """Reply of ``reports.partitions``."""
 
     rows: tuple[PartitionRow, ...]
 
 
 class WaitsAnswer(ReportAnswer, frozen=True, kw_only=True):
-    """How long jobs waited."""
+    """Reply of ``reports.waits``."""
 
     rows: tuple[WaitRow, ...]
 
 
 class JobsAnswer(ReportAnswer, frozen=True, kw_only=True):
-    """How many jobs there were."""
+    """Reply of ``reports.jobs``."""
 
     rows: tuple[JobsRow, ...]
 
 
 class WasteAnswer(ReportAnswer, frozen=True, kw_only=True):
-    """What was asked for and not used, who wasted most CPUs first."""
+    """Reply of ``reports.waste``, largest waste of CPU time first."""
 
     rows: tuple[WasteRow, ...]
 
 
 _MOST: Final = 1500
-"""Periods of one report: four years of days."""
+"""Maximum number of periods in a report: four years of days."""
 
 
 def asked(since: str, until: str, now: datetime, zone: tzinfo) -> tuple[datetime, datetime]:
-    """Where the time that is asked for begins and ends, UTC; yesterday where none is.
+    """Resolve the begin and end of a requested interval to UTC. Default: yesterday.
 
     Args:
-        since: What was typed; "" for the midnight before the last one, as sreport(1) has it.
-        until: What was typed; "" for last midnight, or for now where the time begins later.
-        now: The present moment; what lies ahead is left out.
-        zone: Where times are typed.
+        since: Text of the begin. Default: the midnight before the last one, as in sreport(1).
+        until: Text of the end. Default: last midnight, or now if the interval begins later.
+        now: The current time; later times are cut off.
+        zone: Time zone of the texts.
 
     Raises:
-        UsageError: It has no whole second that is over, or cannot be understood.
+        UsageError: The interval is shorter than a second, or a time is invalid.
     """
     today = now.astimezone(zone).date()
     begin = parse_time(since, now, zone) if since else _midnight(today - timedelta(days=1), zone)
     midnight = _midnight(today, zone)
     end = parse_time(until, now, zone) if until else (midnight if begin < midnight else now)
-    # Slurm's times are whole seconds: so no share of one is lost between two periods.
+    # Slurm's times are whole seconds. Whole-second bounds lose no fraction between two periods.
     begin, end = (at.astimezone(UTC).replace(microsecond=0) for at in (begin, min(end, now)))
     if end <= begin:
         raise UsageError(
@@ -400,16 +406,16 @@ def asked(since: str, until: str, now: datetime, zone: tzinfo) -> tuple[datetime
 
 
 def cut(begin: datetime, end: datetime, by: By, zone: tzinfo) -> tuple[Period, ...]:
-    """A time in periods, the first and the last of them as short as the time makes them.
+    """Divide an interval into periods; the first and the last may be shorter than the others.
 
     Args:
-        begin: Where it begins.
-        end: Where it ends.
-        by: What each is of; "" for one period.
-        zone: Whose midnights part them.
+        begin: Begin of the interval.
+        end: End of the interval.
+        by: Length of a period; "" for a single one.
+        zone: Zone whose midnights separate the periods.
 
     Raises:
-        UsageError: There would be too many.
+        UsageError: There would be too many periods.
     """
     if not by:
         return (Period(since=begin, until=end),)
@@ -432,14 +438,14 @@ def _midnight(day: date, zone: tzinfo) -> datetime:
 
 
 def _first(day: date, by: By) -> date:
-    """The first day of the month or week that a day is in."""
+    """Return the first day of the month or week that contains a day."""
     if by == "month":
         return day.replace(day=1)
     return day - timedelta(days=day.weekday()) if by == "week" else day
 
 
 def _firsts(day: date, by: By) -> Iterator[date]:
-    """The first days of all that follow."""
+    """Yield the first day of each following period."""
     while True:
         if by == "month":
             day = (day.replace(day=1) + timedelta(days=31)).replace(day=1)
@@ -449,6 +455,7 @@ def _firsts(day: date, by: By) -> Iterator[date]:
 
 
 def _label(day: date, by: By) -> str:
+    """Return the label of a period that begins on a day: 2026-11, 2026-W47 or 2026-11-22."""
     if by == "month":
         return f"{day:%Y-%m}"
     if by == "week":

@@ -1,4 +1,10 @@
-"""Runs of jobs as reports count them: read from the books once, and shared out over periods."""
+"""Job runs for reports: read from the job records, and divided among reporting periods.
+
+:func:`runs` yields each :data:`Run` once, as a sequence of :class:`Piece` (more than one if the job
+was resized). :class:`Periods` computes how many seconds of a piece fall into each period.
+:func:`gpus_of` and :func:`memory_of` read TRES strings. Times ending in ``_us`` are µs since the
+epoch; 0 means unknown or not yet.
+"""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +21,7 @@ _MIB: Final = 1 << 20
 
 
 class Piece(NamedTuple):
-    """A run, or of one that was resized what it had for a while; named after lines' fields."""
+    """A run, or the part of a resized run that had one size; fields are named as in job lines."""
 
     cluster: str
     job_id: int
@@ -47,12 +53,12 @@ class Piece(NamedTuple):
 
     @property
     def gpus(self) -> int:
-        """How many GPUs it has."""
+        """Return the number of allocated GPUs."""
         return gpus_of(self.tres_allocated)
 
     @property
     def is_run(self) -> bool:
-        """Whether it is a run's last size, which has the run's end."""
+        """Return whether this is a run's last size, which carries the run's end."""
         return not self.piece_us
 
 
@@ -62,28 +68,28 @@ _TEXTS: Final = frozenset(
 
 ALL: Final = len(Piece._fields)
 WITHOUT_USED: Final = Piece._fields.index("user_us")
-"""So many fields come before what a run used, of which only waste is told."""
+"""Number of leading fields without a run's measured use, which only the waste report needs."""
 OF_CAPACITY: Final = Piece._fields.index("account")
-"""So many say what was taken of a cluster and when, and not by whom."""
+"""Number of leading fields that tell what a run occupied and when, but not for whom."""
 
 _COLUMNS: Final = tuple(
     f"coalesce(\"{name}\", '')" if name in _TEXTS else f'"{name}"' for name in Piece._fields
 )
 _OF_RUN: Final = slice(1, 5)
-"""Where a row says of which run it is: the mark stands before it, the piece behind it."""
+"""Columns of a row that identify its run: after the row mark, before the piece number."""
 
 Run = Sequence[Piece]
-"""The pieces of one run, by when they began."""
+"""The pieces of one run, in order of start."""
 
 
 def runs(source: Source, wanted: LineFilter, fields: int) -> Iterator[Run]:
-    """The runs that were there in a time, each once.
+    """Yield the runs that match a filter, each once.
 
     Args:
-        source: The books.
-        wanted: Which of them.
-        fields: How many of a piece's fields are read; the others are None. To fetch them takes
-            longer than to count them.
+        source: The job records.
+        wanted: Filter for the runs.
+        fields: Number of leading fields to read; the others are None. Reading fields takes longer
+            than counting runs.
     """
     pieces: list[Piece] = []
     key: tuple[object, ...] = ()
@@ -92,7 +98,7 @@ def runs(source: Source, wanted: LineFilter, fields: int) -> Iterator[Run]:
         for row in batch:
             if row[0] not in (SHOWN_RUN, SHOWN_PIECE):
                 continue
-            # Rows lie by cluster, job and run: a run's pieces one behind the other.
+            # Rows are ordered by cluster, job and run: the pieces of a run follow each other.
             own = row[_OF_RUN]
             if own != key:
                 if pieces:
@@ -110,10 +116,10 @@ def _in_order(pieces: list[Piece]) -> Run:
 
 
 class Periods:
-    """Finds which periods a time falls into.
+    """Assignment of times to reporting periods.
 
     Args:
-        bounds_us: Where each begins, and where the last ends; µs since the epoch.
+        bounds_us: Start of each period and end of the last, µs since the epoch.
     """
 
     def __init__(self, bounds_us: Sequence[int]) -> None:
@@ -122,14 +128,15 @@ class Periods:
         self.count = len(bounds_us) - 1
 
     def of(self, at_us: int) -> int | None:
-        """The period that a moment is in; None for none."""
+        """Return the index of the period that contains a moment; None if outside."""
         number = bisect_right(self._bounds, at_us) - 1
         return number if 0 <= number < self.count else None
 
     def of_end(self, run: Run) -> int | None:
-        """The period that a run ended in which had begun; None for none.
+        """Return the index of the period in which a started run ended; None if there is none.
 
-        At the end of a period it is that one, in which it ran, and not the next.
+        A run that ends exactly at the end of a period belongs to that period, in which it ran, not
+        to the next.
         """
         last = run[-1]
         if not (last.is_run and last.end_us and run[0].start_us):
@@ -137,7 +144,7 @@ class Periods:
         return self.of(max(last.start_us, last.end_us - 1))
 
     def tally(self, run: Run, counts: list[int]) -> None:
-        """Add one to the count of each period that a run ran in."""
+        """Increment the count of each period in which the run was active."""
         if len(run) == 1:
             for number, _ in self.shares(run[0]):
                 counts[number] += 1
@@ -146,10 +153,11 @@ class Periods:
             counts[number] += 1
 
     def shares(self, piece: Piece) -> Iterable[tuple[int, int]]:
-        """The periods that a piece ran in, and for how many seconds, without suspension.
+        """Return the periods in which a piece ran, with its seconds in each, less suspended time.
 
-        Slurm tells whole seconds: what was over within one ran for none, in one period. When it
-        was suspended is not known, only how long: it is taken off each period in proportion.
+        Slurm reports whole seconds: a piece that ended within one second ran for 0 s in one period.
+        The moments of a suspension are unknown, only its length: each period loses a proportional
+        share.
         """
         start_us, end_us = piece.start_us, piece.end_us
         if not start_us or start_us >= self._until_us:
@@ -166,9 +174,9 @@ class Periods:
         return [(number, seconds) for number, _, seconds in self._parts(piece, first, end_us)]
 
     def spans(self, piece: Piece) -> Iterator[tuple[int, int]]:
-        """Yield where a piece began in each period, and for how long it ran, as in shares.
+        """Yield when a piece began in each period (s since the epoch) and how many seconds it ran.
 
-        Both in seconds, the first since the epoch; suspended time is taken off the ends.
+        Suspended time is taken off the ends, as in :meth:`shares`.
         """
         if not piece.start_us or piece.start_us >= self._until_us:
             return
@@ -178,7 +186,7 @@ class Periods:
             yield begin_us // _US, seconds
 
     def _parts(self, piece: Piece, first: int, end_us: int) -> Iterator[tuple[int, int, int]]:
-        """Yield each period's number, where the piece began in it, and for how long it ran."""
+        """Yield for each period its number, when the piece began in it (µs), and its seconds."""
         bounds = self._bounds
         lasted_us = max(1, (piece.end_us or end_us) - piece.start_us)
         for number in range(first, self.count):
@@ -193,7 +201,7 @@ class Periods:
 
 @lru_cache(maxsize=8192)
 def gpus_of(text: str) -> int:
-    """How many GPUs TRES hold; typed ones where those alone are counted."""
+    """Return the number of GPUs in a TRES string; typed ones if only those are counted."""
     if _GPU not in text:
         return 0
     found = parse_tres(text)
@@ -203,5 +211,5 @@ def gpus_of(text: str) -> int:
 
 @lru_cache(maxsize=8192)
 def memory_of(text: str) -> int:
-    """How much memory TRES hold, in bytes; 0 where they say nothing of it."""
+    """Return the memory in a TRES string, in bytes; 0 if it names none."""
     return parse_tres(text).get("mem", 0) * _MIB

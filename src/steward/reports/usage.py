@@ -1,4 +1,10 @@
-"""Reports on jobs alone: who used what, of which partitions, how long jobs waited, what for."""
+"""Usage reports from job runs: by account, user and partition, wait times, job counts, waste.
+
+One function for each report takes :mod:`steward.reports.runs` and :class:`Periods` and returns rows
+of :mod:`steward.reports.requests`: :func:`accounts`, :func:`users`, :func:`partitions`,
+:func:`waits`, :func:`jobs`, :func:`waste`. ``reports.actions`` calls them. Resource sums are
+seconds of a CPU, GPU or node.
+"""
 
 from bisect import bisect_right
 from collections import defaultdict
@@ -19,7 +25,7 @@ Size = tuple[int, int]
 
 
 class Sum(msgspec.Struct):
-    """What runs of one kind had in one period."""
+    """Number of runs and resource seconds of one group in one period."""
 
     jobs: int = 0
     cpu_s: int = 0
@@ -27,14 +33,14 @@ class Sum(msgspec.Struct):
     node_s: int = 0
 
     def add(self, piece: Piece, seconds: int) -> None:
-        """Count what a piece of a run had for so many seconds."""
+        """Add the resources of a piece for a number of seconds."""
         self.cpu_s += piece.cpus * seconds
         self.gpu_s += piece.gpus * seconds
         self.node_s += piece.nodes * seconds
 
     @property
     def amounts(self) -> dict[str, int]:
-        """Its fields, as rows name them."""
+        """Return the fields by their names in rows."""
         return {
             "jobs": self.jobs,
             "cpu_s": self.cpu_s,
@@ -46,12 +52,12 @@ class Sum(msgspec.Struct):
 def summed(
     runs: Iterable[Run], periods: Periods, key_of: Callable[[Piece], Key]
 ) -> dict[tuple[int, Key], Sum]:
-    """What runs had, by period and by what a function makes of them.
+    """Sum the resources of runs by period and group.
 
     Args:
         runs: The runs.
-        periods: Where each is counted.
-        key_of: What runs are put together by.
+        periods: The periods to count them in.
+        key_of: Returns the group of a piece.
     """
     found: dict[tuple[int, Key], Sum] = defaultdict(Sum)
     for run in runs:
@@ -76,7 +82,7 @@ def summed(
 
 
 def accounts(runs: Iterable[Run], periods: Periods) -> list[AccountRow]:
-    """Of each account a row in all, then one for each of its users, who used most first."""
+    """Report usage by account: a total row for each account, then its users, largest first."""
     by_user = summed(runs, periods, lambda one: (one.cluster, one.account, one.user, one.uid))
     whole: dict[tuple[int, str, str], Sum] = defaultdict(Sum)
     for (period, (cluster, account, _, _)), one in by_user.items():
@@ -113,12 +119,12 @@ class _Person(Sum):
 
 
 def users(runs: Iterable[Run], periods: Periods, top: int) -> list[UserRow]:
-    """What users used in all accounts, who used most first.
+    """Report usage by user over all accounts, largest first.
 
     Args:
         runs: The runs.
-        periods: Where each is counted.
-        top: So many of each cluster and period; 0 for all.
+        periods: The periods to count them in.
+        top: Number of users for each cluster and period; 0 for all.
     """
     found: dict[tuple[int, str, str, int | None], _Person] = defaultdict(_Person)
     for run in runs:
@@ -154,7 +160,7 @@ def users(runs: Iterable[Run], periods: Periods, top: int) -> list[UserRow]:
 
 
 def _first(rows: list[Any], top: int) -> list[Any]:
-    """So many rows of each period and cluster; all for 0."""
+    """Return the first rows of each period and cluster; all if ``top`` is 0."""
     seen: dict[tuple[int, str], int] = defaultdict(int)
     kept = []
     for row in rows:
@@ -167,7 +173,7 @@ def _first(rows: list[Any], top: int) -> list[Any]:
 def waited(
     runs: Iterable[Run], periods: Periods, key_of: Callable[[Piece], Key]
 ) -> dict[tuple[int, Key], list[int]]:
-    """How many seconds runs that began in a period had waited, sorted."""
+    """Collect the wait times of runs that started in a period, in seconds, sorted, by group."""
     found: dict[tuple[int, Key], list[int]] = defaultdict(list)
     for run in runs:
         first = run[0]
@@ -181,7 +187,7 @@ def waited(
 
 
 def _spread(waits: Sequence[int]) -> dict[str, int]:
-    """What a row says of waits that are sorted; nothing of none."""
+    """Return count, median, 90th percentile and maximum of sorted wait times; {} for none."""
     if not waits:
         return {}
     return {
@@ -193,7 +199,7 @@ def _spread(waits: Sequence[int]) -> dict[str, int]:
 
 
 def partitions(runs: Iterable[Run], periods: Periods) -> list[PartitionRow]:
-    """What was used of partitions, and how long jobs waited for them."""
+    """Report usage and wait times by partition."""
 
     def key(one: Piece) -> Key:
         return one.cluster, one.partition
@@ -213,7 +219,7 @@ def partitions(runs: Iterable[Run], periods: Periods) -> list[PartitionRow]:
 
 
 def sizes_of(bounds: Sequence[int]) -> Callable[[Piece], Size]:
-    """Tells between which bounds the CPUs of a run are: the least and the most; 0 for any."""
+    """Make a function that returns a run's size class: least and most CPUs, 0 for unbounded."""
     parts = sorted({bound for bound in bounds if bound > 0})
 
     def size(piece: Piece) -> Size:
@@ -227,7 +233,7 @@ def sizes_of(bounds: Sequence[int]) -> Callable[[Piece], Size]:
 def waits(
     runs: Iterable[Run], periods: Periods, group: str, bounds: Sequence[int]
 ) -> list[WaitRow]:
-    """How long jobs waited, by partition and by what else was asked for."""
+    """Report wait times by partition and by the requested group."""
     size = sizes_of(bounds)
     kinds: dict[str, Callable[[Piece], tuple[str, str, Size]]] = {
         "": lambda _one: ("", "", (0, 0)),
@@ -253,10 +259,10 @@ def waits(
 
 
 def jobs(runs: Iterable[Run], periods: Periods, bounds: Sequence[int]) -> list[JobsRow]:
-    """How many runs there were, by account, size and state.
+    """Count runs by account, size and state.
 
-    A run that ended before it began is counted where it ended, one that was over within a
-    second where it ran: who asks what failed means these, too.
+    A run that ended before it started counts in the period of its end, and one that ended within a
+    second where it ran: a count of failures must include both.
     """
     size = sizes_of(bounds)
     found: dict[tuple[int, Key], Sum] = defaultdict(Sum)
@@ -293,7 +299,7 @@ def jobs(runs: Iterable[Run], periods: Periods, bounds: Sequence[int]) -> list[J
 
 
 class _Waste(msgspec.Struct):
-    """The amounts of a :class:`WasteRow`; CPU time is in µs yet."""
+    """Sums of a :class:`WasteRow`; used CPU time is still in µs."""
 
     jobs: int = 0
     measured: int = 0
@@ -308,19 +314,19 @@ class _Waste(msgspec.Struct):
 
     @property
     def amounts(self) -> dict[str, int]:
-        """Its fields, as rows name them."""
+        """Return the fields by their names in rows."""
         fields = msgspec.structs.asdict(self)
-        # Of thousands of short jobs each used less than a second.
+        # Sum µs first: thousands of short jobs may each use less than a second.
         return {"used_cpu_s": fields.pop("used_us") // _US, **fields}
 
 
 def waste(runs: Iterable[Run], periods: Periods, top: int) -> list[WasteRow]:
-    """What was asked for and not used, of runs that ended, who wasted most CPUs first.
+    """Report allocated and unused resources of runs that ended, largest CPU waste first.
 
     Args:
         runs: The runs.
-        periods: A run is counted where it ended.
-        top: So many of each cluster and period; 0 for all.
+        periods: A run counts in the period of its end.
+        top: Number of users for each cluster and period; 0 for all.
     """
     found: dict[tuple[int, str, str, str, int | None], _Waste] = defaultdict(_Waste)
     for run in runs:
@@ -346,6 +352,7 @@ def waste(runs: Iterable[Run], periods: Periods, top: int) -> list[WasteRow]:
 
 
 def _add_waste(one: _Waste, run: Run) -> None:
+    """Add a run's allocated and used resources to the sums."""
     lasted_s = 0
     used = [_cpu_used_us(piece) for piece in run]
     is_measured = any(known is not None for known in used)
@@ -371,7 +378,7 @@ def _add_waste(one: _Waste, run: Run) -> None:
 
 
 def _cpu_used_us(piece: Piece) -> int | None:
-    """CPU time that is known: the tasks', or the cgroups' where those had more."""
+    """Return the known CPU time: of the tasks, or of the cgroups if larger; None if unknown."""
     known = (piece.user_us, piece.system_us, piece.cgroup_user_us)
     if all(one is None for one in known):
         return None
@@ -380,9 +387,9 @@ def _cpu_used_us(piece: Piece) -> int | None:
 
 
 def _memory(piece: Piece) -> tuple[int, int | None]:
-    """Memory on all nodes, and the most that was used there; None where nobody knows.
+    """Return memory allocated and used at the peak, on all nodes; used is None if unknown.
 
-    The peak is one node's: the others are taken to have used as large a share.
+    The peak is measured on one node; the others are assumed to use the same share.
     """
     asked, peak = memory_of(piece.tres_allocated), piece.peak_bytes
     if peak is None or not asked:

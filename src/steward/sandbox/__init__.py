@@ -1,4 +1,4 @@
-"""A throwaway real Slurm cluster, to try Steward with and to test it on."""
+"""Sandbox: a throwaway Slurm cluster with real daemons on one host, to try and test Steward."""
 
 from steward.sandbox.cluster import Inside, Sandbox
 from steward.sandbox.spec import SandboxError, SandboxSpec, SlurmMissing, User, default_directory

@@ -1,4 +1,11 @@
-"""A sandbox as its users hold it: up, run something inside, order its daemons about, down."""
+"""Sandbox cluster as its users see it: bring it up, run programs in it, control its daemons.
+
+`Sandbox` is the main class: `up` or `load` one, `run` programs inside, `stop_service` and
+`start_service` its daemons, `configure` or `upgrade` Slurm, and take it `down`. `Inside` is a
+running program, a Popen whose signals reach the program itself. The sandbox is laid out by
+`layout.py` and kept alive by `keeper.py`; orders go to its init over a Unix socket
+(`init_process.py`).
+"""
 
 import contextlib
 import os
@@ -29,7 +36,7 @@ from steward.slurm.settings import ClusterSettings
 
 UP_TIMEOUT_S: Final = 120.0
 DOWN_TIMEOUT_S: Final = 20.0
-# What a caller has set for another Slurm must not reach this one's commands.
+# The caller's variables for another Slurm must not reach this one's commands.
 _FOREIGN: Final = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "SCONTROL_", "SALLOC_")
 
 
@@ -40,8 +47,8 @@ def _silent(_line: str) -> None:
 class Inside(subprocess.Popen[Any]):
     """A program that runs in a sandbox.
 
-    Signals go to the program itself, not to what stands between, and it ends
-    by SIGKILL when the caller's side of it does.
+    Signals go to the program itself, not to the process that enters the sandbox. The program is
+    killed when the caller's side ends.
 
     Args:
         argv: Command line that enters the sandbox, see :meth:`Sandbox.command`.
@@ -57,7 +64,7 @@ class Inside(subprocess.Popen[Any]):
 
     @property
     def inner_pid(self) -> int:
-        """Its process id as the caller's side sees it; 0 if it has not begun or has ended."""
+        """Return its process id as seen from outside; 0 if it has not begun or has ended."""
         deadline = time.monotonic() + self._begins_within_s
         while self.poll() is None and time.monotonic() < deadline:
             children = _children(self.pid)
@@ -67,10 +74,10 @@ class Inside(subprocess.Popen[Any]):
         return 0
 
     def send_signal(self, sig: int) -> None:
-        """Send a signal to the program inside; nothing happens if it has ended."""
+        """Send a signal to the program inside; do nothing if it has ended."""
         pid = self.inner_pid
         if not pid:
-            # It has ended; or it has not begun, and what stands between would begin it yet.
+            # It has ended; or it has not begun, and the entering process would still start it.
             super().send_signal(sig)
             return
         try:
@@ -80,6 +87,7 @@ class Inside(subprocess.Popen[Any]):
 
 
 def _children(pid: int) -> list[int]:
+    """List the child processes of a process."""
     try:
         with open(f"/proc/{pid}/task/{pid}/children") as file:
             return [int(word) for word in file.read().split()]
@@ -90,9 +98,8 @@ def _children(pid: int) -> list[int]:
 class Sandbox:
     """A throwaway Slurm cluster.
 
-    As a context manager, or without ``detached``, it lives no longer than the
-    process that brought it up, however that ends. Take one from :meth:`up` or
-    :meth:`load`.
+    As a context manager, or without ``detached``, it lives no longer than the process that brought
+    it up, however that ends. Create one with :meth:`up` or :meth:`load`.
     """
 
     def __init__(self, plan: Plan, keeper: subprocess.Popen[bytes] | None = None) -> None:
@@ -107,22 +114,22 @@ class Sandbox:
         detached: bool = False,
         say: Callable[[str], None] = _silent,
     ) -> Self:
-        """Bring a cluster up; it is ready for jobs when this returns.
+        """Bring up a cluster, and wait until it is ready for jobs.
 
         Args:
-            spec: What is asked for; in a new temporary directory if it names none.
+            spec: The cluster's properties; without a directory it uses a new temporary one.
             detached: Whether it lives on when the caller ends, until :meth:`down`.
-            say: Is told, a line at a time, about work that takes long.
+            say: Called with progress lines of long work.
 
         Raises:
-            SlurmMissing: There is no such Slurm.
+            SlurmMissing: This Slurm is not available.
             SandboxError: The directory is in use, or a daemon does not come up.
         """
         plan, ports = layout.prepare(spec or SandboxSpec(), say)
         try:
             keeper = keeper_client.launch(plan, ports, detached=detached)
         except BaseException:
-            # Interrupted in here: a keeper that was started all the same sees its pipe close.
+            # If interrupted here, a keeper that was started sees its pipe close.
             with contextlib.suppress(SandboxError):
                 layout.remove(plan.directory)
             raise
@@ -145,10 +152,10 @@ class Sandbox:
 
     @classmethod
     def load(cls, directory: str) -> Self:
-        """A sandbox that was brought up before, by another process.
+        """Open a sandbox that another process brought up.
 
         Raises:
-            SandboxError: There is none in the directory.
+            SandboxError: The directory holds no sandbox.
         """
         return cls(layout.read(directory))
 
@@ -165,31 +172,31 @@ class Sandbox:
 
     @property
     def directory(self) -> str:
-        """Where everything is."""
+        """Return the sandbox's directory."""
         return self.plan.directory
 
     @property
     def slurm_conf(self) -> str:
-        """Path of slurm.conf."""
+        """Return the path of slurm.conf."""
         return self.plan.slurm_conf
 
     @property
     def spool(self) -> str:
-        """StateSaveLocation of slurmctld, the same path inside and outside."""
+        """Return slurmctld's StateSaveLocation, the same path inside and outside."""
         return self.plan.spool
 
     @property
     def users(self) -> dict[str, User]:
-        """Who can submit, by name; the calling user alone where it could have no others."""
+        """Return the users who can submit, by name; only the calling user without root."""
         return {user.name: user for user in self.plan.users}
 
     @property
     def slurm_prefix(self) -> tuple[str, ...]:
-        """Words that start Slurm's programs in their root directory, as root, inside."""
+        """Return the words that start Slurm's programs in their root directory, as root, inside."""
         return ("chroot", self.plan.root) if self.plan.root else ()
 
     def cluster_settings(self) -> ClusterSettings:
-        """The [cluster.NAME] with which Steward, run inside, keeps this cluster's books."""
+        """Return the [cluster.NAME] settings for a Steward that runs inside."""
         return ClusterSettings(
             spool=self.spool,
             slurm_conf=self.slurm_conf,
@@ -198,15 +205,15 @@ class Sandbox:
         )
 
     def is_up(self) -> bool:
-        """Whether its keeper and init live."""
+        """Return True if its keeper and init are alive."""
         keepers = keeper_client.keepers(self.directory)
         return keepers is not None and is_alive(keepers.init)
 
     def environment(self, env: Mapping[str, str] | None = None) -> dict[str, str]:
-        """What a program inside is given: the caller's own, this cluster's, and ``env``."""
+        """Return the environment of programs inside: the caller's, this cluster's, and ``env``."""
         base = {k: v for k, v in os.environ.items() if not k.startswith(_FOREIGN)}
         path = [os.path.join(sys.prefix, "bin"), *base.get("PATH", os.defpath).split(":")]
-        # Another version's commands go before the machine's; the machine's own come last.
+        # Commands of another Slurm version precede the machine's; the machine's own come last.
         path.insert(0 if self.plan.root else len(path), self.plan.slurm_bin)
         base["PATH"] = ":".join(dict.fromkeys([*path, "/usr/sbin", "/sbin"]))
         base["SLURM_CONF"] = self.slurm_conf
@@ -214,13 +221,13 @@ class Sandbox:
         return base | dict(env or {})
 
     def command(self, argv: Sequence[str], *, user: str = "", cwd: str = "") -> list[str]:
-        """The command line, to be run outside, that runs ``argv`` inside.
+        """Return the command line that, run outside, runs ``argv`` inside.
 
         Args:
             argv: The program, looked up in PATH, and its arguments.
-            user: Who runs it; the calling user if empty.
-            cwd: Working directory; the caller's if empty, or the user's home if that
-                cannot be entered.
+            user: User who runs it; if empty, the calling one.
+            cwd: Working directory. If empty, the caller's; if that cannot be entered, the user's
+                home.
 
         Raises:
             SandboxError: The sandbox is not up, or has no such user.
@@ -269,13 +276,13 @@ class Sandbox:
 
         Args:
             argv: The program and its arguments.
-            user: Who runs it; the calling user if empty.
-            input: Given to its standard input.
-            timeout_s: After so many seconds it is killed.
-            env: Variables beside the environment's.
+            user: User who runs it; if empty, the calling one.
+            input: Data for its standard input.
+            timeout_s: Time after which it is killed, in seconds.
+            env: Additional environment variables.
             cwd: Working directory, see :meth:`command`.
             check: Whether an exit code other than 0 is an error.
-            text: Whether output is str; bytes if not.
+            text: Whether output is str; otherwise bytes.
 
         Raises:
             SandboxError: The sandbox is not up, the program failed or took too long.
@@ -312,7 +319,7 @@ class Sandbox:
         return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
 
     def status(self) -> dict[str, int]:
-        """The services by name, with their process id inside; 0 for one that has ended.
+        """Return the services by name with their process id inside; 0 for an ended one.
 
         Raises:
             SandboxError: The sandbox is not up.
@@ -320,7 +327,7 @@ class Sandbox:
         return self._order(Order(do="status")).running
 
     def stop_service(self, name: str, number: int = signal.SIGTERM) -> None:
-        """Send a service a signal; with SIGTERM or SIGKILL, return when it has ended.
+        """Send a signal to a service; after SIGTERM or SIGKILL, wait for its end.
 
         Args:
             name: ``slurmctld``, ``munged`` or ``slurmd.NODE``.
@@ -332,65 +339,65 @@ class Sandbox:
         self._order(Order(do="signal", service=name, number=number))
 
     def start_service(self, name: str, *arguments: str) -> None:
-        """Start a service again, with further arguments.
+        """Start a service again, with additional arguments.
 
         Raises:
-            SandboxError: It is running, or there is none of that name.
+            SandboxError: It is running, or has an unknown name.
         """
         self._order(Order(do="start", service=name, arguments=arguments))
 
     def restart_service(self, name: str, *arguments: str) -> None:
-        """Stop a service, if it runs, and start it; it may take a moment to answer.
+        """Stop a service, if it runs, and start it; it may need a moment to answer.
 
         Args:
             name: ``slurmctld``, ``munged`` or ``slurmd.NODE``.
-            arguments: Beside the usual ones.
+            arguments: Additional arguments.
 
         Raises:
-            SandboxError: There is none of that name, or it does not end.
+            SandboxError: The name is unknown, or the service does not end.
         """
         if self.status().get(name):
             self.stop_service(name)
         self.start_service(name, *arguments)
 
     def configure(self, *lines: str) -> None:
-        """Change slurm.conf; daemons that are started or reconfigured from now on follow it.
+        """Change slurm.conf; daemons apply it when they are started or reconfigured.
 
         Args:
-            lines: Each is put in the place of those that begin with the same word and ``=``, or
-                behind all others: ``MinJobAge=2``, ``NodeName=node1 …`` for that of all nodes.
+            lines: Each replaces the lines that begin with the same word and ``=``, or is appended:
+                ``MinJobAge=2``, ``NodeName=node1 …`` for that of all nodes.
 
         Raises:
-            SandboxError: One that would break out of its line.
+            SandboxError: A line contains a line break.
         """
         layout.change(self.plan, lines)
 
     def upgrade(self, version: str, *, say: Callable[[str], None] = _silent) -> None:
-        """Have another version of Slurm from now on: its commands, and each daemon that is started.
+        """Switch to another version of Slurm, for commands and for daemons started from now on.
 
-        Daemons that run are of the old one until they are restarted, in an order that is the
-        caller's. Jobs and all other state stay, as far as the new version can read them.
+        Running daemons keep the old version until they are restarted, in the caller's order. Jobs
+        and all other state stay, as far as the new version can read them.
 
         Args:
             version: ``24.11`` or ``26.05``.
-            say: Is told, a line at a time, about work that takes long.
+            say: Called with progress lines of long work.
 
         Raises:
-            SlurmMissing: There is no such Slurm.
-            SandboxError: It takes root and namespaces, or the sandbox is not up.
+            SlurmMissing: This Slurm is not available.
+            SandboxError: Root and namespaces are required, or the sandbox is not up.
         """
         self.plan = layout.upgrade(self.plan, version, say)
         self._order(Order(do="plan"))
 
     def kill_controller(self) -> None:
-        """End slurmctld by SIGKILL, as a crash would."""
+        """Kill slurmctld with SIGKILL, as a crash would."""
         self.stop_service(CONTROLLER, signal.SIGKILL)
 
     def take_over(self, *, timeout_s: float = 30.0) -> None:
-        """Have the second controller, which stands by, be the one; it answers when this returns.
+        """Let the backup controller take over, and wait until it answers.
 
         Args:
-            timeout_s: How long it may take, in seconds.
+            timeout_s: Time-out, in seconds.
 
         Raises:
             SandboxError: There is no second controller, or it does not answer.
@@ -399,18 +406,18 @@ class Sandbox:
             raise SandboxError("this sandbox has no second controller", self.directory)
         self.run(["scontrol", "takeover"], check=False, timeout_s=timeout_s)
         deadline = time.monotonic() + timeout_s
-        # Who only stands by refuses to say.
+        # A standby controller rejects queries.
         while self.run(["squeue", "-h"], check=False, timeout_s=timeout_s).returncode:
             if time.monotonic() > deadline:
                 raise SandboxError("the second slurmctld does not answer", self.directory)
             time.sleep(0.05)
 
     def restart_controller(self, *arguments: str, timeout_s: float = UP_TIMEOUT_S) -> None:
-        """Stop slurmctld, if it runs, and start it; it answers when this returns.
+        """Stop slurmctld, if it runs, start it, and wait until it answers.
 
         Args:
-            arguments: Beside the usual ones; ``-c`` forgets every job and all other state.
-            timeout_s: How long it may take, in seconds.
+            arguments: Additional arguments; ``-c`` discards every job and all other state.
+            timeout_s: Time-out, in seconds.
 
         Raises:
             SandboxError: It does not answer.
@@ -423,10 +430,10 @@ class Sandbox:
             time.sleep(0.05)
 
     def down(self, *, keep: bool = False) -> None:
-        """End everything and remove the directory; harmless when it has ended already.
+        """End everything and remove the directory; harmless if it has ended already.
 
         Args:
-            keep: Whether the directory, with its logs, stays.
+            keep: Whether to keep the directory with its logs.
 
         Raises:
             SandboxError: Something does not end.
@@ -442,6 +449,7 @@ class Sandbox:
             layout.remove(self.directory)
 
     def _order(self, order: Order) -> Answer:
+        """Send an order to the init; return its reply."""
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
                 sock.settimeout(60)

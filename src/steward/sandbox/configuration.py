@@ -1,7 +1,9 @@
-"""slurm.conf for a cluster that is thrown away: every daemon on one host, nothing of it outside.
+"""Configuration of a sandbox's daemons: slurm.conf, slurmdbd.conf, and MariaDB's command lines.
 
-The options are those that 22.05, 24.11 and 26.05 all understand, see
-slurm.conf(5) of each.
+`slurm_conf_text` and `slurmdbd_conf_text` write the files; `check_slurm_conf` validates a spec
+first. `service`, `making` and `environment` describe MariaDB, which slurmdbd needs; `peopling`
+lists the sacctmgr commands for accounts and users. All daemons run on one host. The options are
+valid in Slurm 22.05, 24.11 and 26.05, see slurm.conf(5) of each.
 """
 
 import os
@@ -21,11 +23,11 @@ from steward.sandbox.spec import (
 MARIADB: Final = "mariadbd"
 SLURMDBD: Final = "slurmdbd"
 INIT: Final = "mariadb.sql"
-"""The file in the sandbox's ``etc`` with what MariaDB does first."""
+"""Name of the SQL file in the sandbox's ``etc`` that MariaDB runs at its start."""
 STATEMENTS: Final = "CREATE DATABASE IF NOT EXISTS slurm_acct_db;\n"
-"""What it does: slurmdbd would make its database, and then wait five seconds to use it."""
+"""Its content. Without it slurmdbd creates its database itself, and then waits five seconds."""
 _PLACES: Final = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/bin")
-# Nothing is synchronised to disk, and files are small.
+# Fast options: no fsync, small files.
 _QUICK: Final = (
     "--innodb-log-file-size=16M",
     "--innodb-buffer-pool-size=64M",
@@ -35,7 +37,7 @@ _QUICK: Final = (
 
 
 def program(name: str) -> str:
-    """Path of one of MariaDB's programs.
+    """Find one of MariaDB's programs.
 
     Raises:
         SlurmMissing: It is not installed.
@@ -51,7 +53,7 @@ def program(name: str) -> str:
 
 
 def service(directory: str, user: str) -> Service:
-    """MariaDB, to run as ``user`` (who slurmdbd runs as, too).
+    """Return MariaDB's service, to run as ``user``, like slurmdbd.
 
     Raises:
         SlurmMissing: It is not installed.
@@ -68,7 +70,7 @@ def service(directory: str, user: str) -> Service:
         "--skip-networking",
         "--performance-schema=off",
         "--max-allowed-packet=64M",
-        "--innodb-lock-wait-timeout=900",  # slurmdbd asks for it
+        "--innodb-lock-wait-timeout=900",  # slurmdbd requires it
         *_QUICK,
     )
     return Service(name=MARIADB, argv=argv, log=f"{directory}/log/{MARIADB}.log")
@@ -79,17 +81,17 @@ def _as(user: str) -> tuple[str, ...]:
 
 
 def socket_of(directory: str) -> str:
-    """MariaDB's socket; its directory lets in who runs the databases alone."""
+    """Return MariaDB's socket; only the databases' user can enter its directory."""
     return f"{directory}/db/socket"
 
 
 def environment(directory: str) -> dict[str, str]:
-    """What leads a client library of MariaDB, slurmdbd's, to the socket."""
+    """Return the environment that leads MariaDB clients, such as slurmdbd, to the socket."""
     return {"MYSQL_UNIX_PORT": socket_of(directory)}
 
 
 def making(directory: str, user: str) -> tuple[str, ...]:
-    """The command that makes MariaDB's own tables; it takes less than a second.
+    """Return the command that creates MariaDB's system tables, in less than a second.
 
     Raises:
         SlurmMissing: It is not installed.
@@ -100,7 +102,7 @@ def making(directory: str, user: str) -> tuple[str, ...]:
         *_as(user),
         f"--datadir={directory}/db/data",
         f"--tmpdir={directory}/db",
-        # Whoever reaches the socket is let in, and only who runs slurmdbd reaches it.
+        # No password: only slurmdbd's user can reach the socket.
         "--auth-root-authentication-method=normal",
         "--skip-test-db",
         *_QUICK,
@@ -110,15 +112,15 @@ def making(directory: str, user: str) -> tuple[str, ...]:
 def slurmdbd_conf_text(
     *, directory: str, host: str, port: int, slurm_user: str, munge_socket: str, plugin_dir: str
 ) -> str:
-    """slurmdbd.conf.
+    """Write the text of slurmdbd.conf.
 
     Args:
         directory: The sandbox's directory.
-        host: Name of the host, as its daemons see it.
-        port: slurmdbd's.
-        slurm_user: Who slurmdbd runs as.
+        host: Host name that its daemons see.
+        port: slurmdbd's port.
+        slurm_user: User that slurmdbd runs as.
         munge_socket: munged's socket.
-        plugin_dir: PluginDir; "" for the one that was built in.
+        plugin_dir: PluginDir; "" for the built-in one.
     """
     lines = [
         "AuthType=auth/munge",
@@ -140,12 +142,12 @@ def slurmdbd_conf_text(
 
 
 def lines_of_slurm_conf(port: int, munge_socket: str) -> tuple[str, ...]:
-    """What slurm.conf says where jobs are kept by slurmdbd."""
+    """Return the lines of slurm.conf for accounting by slurmdbd."""
     return (
         "AccountingStorageType=accounting_storage/slurmdbd",
         "AccountingStorageHost=127.0.0.1",
         f"AccountingStoragePort={port}",
-        f"AccountingStoragePass={munge_socket}",  # AuthInfo does not hold for slurmdbd
+        f"AccountingStoragePass={munge_socket}",  # AuthInfo does not apply to slurmdbd
         "AccountingStoreFlags=job_comment,job_env,job_script",
         "JobAcctGatherType=jobacct_gather/linux",
         "JobAcctGatherFrequency=task=1",
@@ -153,10 +155,10 @@ def lines_of_slurm_conf(port: int, munge_socket: str) -> tuple[str, ...]:
 
 
 def check_accounts(spec: SandboxSpec) -> None:
-    """See that accounts have names that sacctmgr takes as one word.
+    """Check that sacctmgr accepts each account's name as one word.
 
     Raises:
-        SandboxError: One has not.
+        SandboxError: A name is invalid.
     """
     for name in spec.accounts:
         if not name.isidentifier() or not name.isascii() or not name.islower():
@@ -164,7 +166,7 @@ def check_accounts(spec: SandboxSpec) -> None:
 
 
 def peopling(plan: Plan) -> Iterator[tuple[str, ...]]:
-    """What to tell sacctmgr: the cluster, its accounts, their users and a coordinator."""
+    """Yield the sacctmgr commands that add the cluster, accounts, users and a coordinator."""
     cluster, accounts = plan.spec.cluster.lower(), ",".join(plan.spec.accounts)
     yield ("add", "cluster", cluster)
     yield ("add", "account", accounts, f"cluster={cluster}")
@@ -177,20 +179,20 @@ def peopling(plan: Plan) -> Iterator[tuple[str, ...]]:
 
 
 def node_names(spec: SandboxSpec) -> tuple[str, ...]:
-    """The virtual nodes: node1, node2 and so on."""
+    """Return the names of the virtual nodes: node1, node2 and so on."""
     return tuple(f"node{number}" for number in range(1, spec.nodes + 1))
 
 
 def backup_host(host: str) -> str:
-    """What the second controller's host is called, beside that of the first."""
+    """Return the host name of the backup controller."""
     return f"{host}b"
 
 
 def check_slurm_conf(spec: SandboxSpec) -> None:
-    """See that nothing in a spec would break out of its line of slurm.conf.
+    """Check that no value of a spec breaks its line in slurm.conf.
 
     Raises:
-        SandboxError: A value that cannot be written, or makes no sense.
+        SandboxError: A value is invalid.
     """
     if not 1 <= spec.nodes <= 256:
         raise SandboxError(f"{spec.nodes} nodes cannot be had: ask for 1 to 256", spec.nodes)
@@ -216,17 +218,17 @@ def slurm_conf_text(
     munge_socket: str,
     plugin_dir: str,
 ) -> str:
-    """The whole file.
+    """Write the text of slurm.conf.
 
     Args:
-        spec: What was asked for.
+        spec: The cluster's properties.
         directory: The sandbox's directory.
-        host: Name of the host, as its daemons see it.
-        ports: slurmctld's, then one for each node, then slurmdbd's where there is one.
-        slurm_user: Who slurmctld runs as.
-        slurmd_user: Who slurmd runs as.
+        host: Host name that its daemons see.
+        ports: slurmctld's port, then one for each node, then slurmdbd's if it runs.
+        slurm_user: User that slurmctld runs as.
+        slurmd_user: User that slurmd runs as.
         munge_socket: munged's socket.
-        plugin_dir: PluginDir, all of it; "" for the one that was built in.
+        plugin_dir: The complete PluginDir; "" for the built-in one.
     """
     lines = [
         f"ClusterName={spec.cluster}",
@@ -244,14 +246,14 @@ def slurm_conf_text(
         f"SlurmctldLogFile={directory}/log/slurmctld.log",
         f"SlurmdLogFile={directory}/log/slurmd.%n.log",
         f"PlugStackConfig={directory}/etc/plugstack.conf",
-        # Daemons listen on the address that they go by, the loopback, and on no other.
+        # Daemons listen only on their own address, the loopback.
         "CommunicationParameters=NoInAddrAny,NoCtldInAddrAny",
-        # Neither cgroups nor affinity: they are the host's, and several sandboxes share it.
+        # No cgroups, no affinity: they belong to the host, which several sandboxes share.
         "ProctrackType=proctrack/linuxproc",
         "MpiDefault=none",
         "SelectType=select/cons_tres",
         "SelectTypeParameters=CR_CPU",
-        # A node has the CPUs that we say, so that jobs run side by side on a small host.
+        # Nodes have the configured CPUs, so that jobs run side by side on a small host.
         "SlurmdParameters=config_overrides",
         "SchedulerParameters=batch_sched_delay=0,bf_interval=5,sched_min_interval=0",
         "ReturnToService=2",
@@ -294,5 +296,5 @@ def slurm_conf_text(
 def _lines_of_backup(spec: SandboxSpec, host: str) -> list[str]:
     if not spec.backup:
         return []
-    # Soon, as far as it goes: Slurm asks the first controller a few times within this.
+    # As short as possible: Slurm queries the first controller a few times within this.
     return [f"SlurmctldHost={backup_host(host)}({BACKUP_ADDRESS})", "SlurmctldTimeout=5"]

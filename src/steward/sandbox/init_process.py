@@ -1,4 +1,10 @@
-"""The init of a sandbox: mounts, starts and minds what runs inside, and takes orders for it."""
+"""Init process of a sandbox: mounts files, starts and reaps the services, and executes orders.
+
+`Init` is the first process of the sandbox's PID namespace. `Order` and `Answer` are the JSON lines
+on its control socket, sent by `Sandbox` in `cluster.py`: status, signal, start, or a new plan.
+`EtcFiles` bind-mounts the sandbox's passwd, group and hosts files over the machine's; the functions
+at the end mount Slurm's root directory and open closed directories.
+"""
 
 import os
 import select
@@ -25,13 +31,13 @@ _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What the init is asked to do, one JSON line on its socket.
+    """Request to the init, one JSON line on its socket.
 
     Attributes:
-        do: ``status``, ``signal``, ``start``, or ``plan`` to read the plan anew.
-        service: Its name.
-        number: The signal; the answer comes when the service has ended.
-        arguments: What to start the service with, beside what the plan says.
+        do: ``status``, ``signal``, ``start``, or ``plan`` to read the plan again.
+        service: The service's name.
+        number: The signal; the reply comes when the service has ended.
+        arguments: Additional arguments of the service.
     """
 
     do: str
@@ -41,10 +47,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What the init answers.
+    """Reply of the init.
 
     Attributes:
-        error: Why not; "" if it was done.
+        error: Why the order failed; "" if it succeeded.
         running: The services by name, with their process id inside; 0 for one that has ended.
     """
 
@@ -53,7 +59,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Init:
-    """The process inside that everything else descends from."""
+    """The init process: every process of the sandbox descends from it."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -65,7 +71,7 @@ class Init:
         self._etc: EtcFiles | None = None
 
     def start(self) -> None:
-        """Bring up everything.
+        """Start all services, and wait until the nodes are idle.
 
         Raises:
             SandboxError: A service ended at once, or the nodes do not come up.
@@ -87,7 +93,7 @@ class Init:
         self._listening = self._listen()
 
     def _bring_up(self, service: Service) -> None:
-        """Start a service, and return when those that come after it may start."""
+        """Start a service, and wait until the next ones may start."""
         if service.name == MARIADB:
             self._command(configuration.making(self.plan.directory, self.plan.slurm_user))
         self._spawn(service)
@@ -106,12 +112,12 @@ class Init:
             self._until(service.name, lambda: _answers(self.plan.ports[0], BACKUP_ADDRESS))
 
     def _command(self, argv: tuple[str, ...]) -> str:
-        """Run a command to its end; returns what it said.
+        """Run a command to its end; return its output.
 
         Raises:
             SandboxError: It failed, or took too long.
         """
-        # One child and no other: a reaper beside subprocess would take its result away.
+        # Run one command at a time: reaping in parallel would take the result from subprocess.
         try:
             result = subprocess.run(
                 argv,
@@ -132,7 +138,7 @@ class Init:
         return result.stdout
 
     def serve(self) -> None:
-        """Mind the services and take orders until asked to end."""
+        """Reap services and execute orders until asked to end."""
         if self._listening is None:
             raise SandboxError("the sandbox was not started", self.plan)
         poll = select.poll()
@@ -154,6 +160,7 @@ class Init:
         self.asked_to_end = True
 
     def _spawn(self, service: Service, arguments: tuple[str, ...] = ()) -> None:
+        """Start a service's process with its log."""
         argv = [*service.argv, *arguments]
         env = {
             "PATH": _PATH,
@@ -176,6 +183,7 @@ class Init:
         )
 
     def _reap(self) -> None:
+        """Reap ended processes, and record ended services."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -189,6 +197,7 @@ class Init:
                     self.ended[pid] = os.waitstatus_to_exitcode(status)
 
     def _until(self, name: str, ready: Callable[[], bool]) -> None:
+        """Wait until a service is ready."""
         deadline = time.monotonic() + START_TIMEOUT_S
         while not ready():
             self._reap()
@@ -205,6 +214,7 @@ class Init:
             time.sleep(_STEP_S)
 
     def _last_words(self, name: str) -> str:
+        """Return the last error line in a service's log."""
         log = f"{self.plan.directory}/log/{name}"
         for path in (f"{log}.log", f"{log}.out"):
             try:
@@ -218,14 +228,14 @@ class Init:
         return "it said nothing"
 
     def _nodes_are_idle(self) -> bool:
-        # Of the nodes that have a slurmd alone: a spec may bring others, which are only counted.
+        # Only nodes with a slurmd: a spec may add others without one.
         names = ",".join(node_names(self.plan.spec))
         command = f"{self.plan.slurm_bin}/sinfo"
         sinfo = (command, "-h", "-N", "-p", "main", "-n", names, "-o", "%T")
         try:
             return self._command(sinfo).split() == ["idle"] * self.plan.spec.nodes
         except SandboxError:
-            return False  # slurmctld is not as far as that
+            return False  # slurmctld is not ready
 
     def _listen(self) -> socket.socket:
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -234,6 +244,7 @@ class Init:
         return listening
 
     def _take_order(self, listening: socket.socket) -> None:
+        """Read an order from the control socket, execute it and reply."""
         connection, _ = listening.accept()
         with connection, connection.makefile("rwb") as stream:
             connection.settimeout(STOP_TIMEOUT_S)
@@ -244,9 +255,10 @@ class Init:
                 stream.write(msgspec.json.encode(answer) + b"\n")
                 stream.flush()
             except (OSError, msgspec.MsgspecError):
-                return  # the one who asked has gone or speaks nonsense: nobody to answer
+                return  # the client has gone or sent nonsense: no reply
 
     def _obey(self, order: Order) -> str:
+        """Execute an order; return the error, or ""."""
         if order.do == "status":
             return ""
         if order.do == "plan":
@@ -264,7 +276,7 @@ class Init:
         return f"there is no order {order.do!r}"
 
     def _take_plan(self) -> str:
-        """Follow a plan that has changed; daemons that run are left as they are."""
+        """Read the plan again; running daemons stay as they are."""
         try:
             plan = layout.read(self.plan.directory)
             if self._etc is not None and plan.root and plan.root not in self.roots:
@@ -276,6 +288,7 @@ class Init:
         return ""
 
     def _signal(self, name: str, number: int) -> str:
+        """Send a service a signal, and wait for its end; return the error, or ""."""
         pid = self.running.get(name, 0)
         if not pid:
             return f"{name} is not running"
@@ -289,7 +302,7 @@ class Init:
         return ""
 
     def _stop(self) -> None:
-        # slurmctld first and with time to save its state; the rest needs no ceremony.
+        # slurmctld first, with time to save its state; the others need no care.
         for name in sorted(self.running, key=lambda name: name not in (CONTROLLER, BACKUP)):
             if self.running.get(name):
                 os.kill(self.running[name], signal.SIGTERM)
@@ -300,6 +313,7 @@ class Init:
 
 
 def _answers(port: int, address: str = "127.0.0.1") -> bool:
+    """Return True if a TCP port accepts connections."""
     try:
         socket.create_connection((address, port), timeout=1).close()
     except OSError:
@@ -308,14 +322,14 @@ def _answers(port: int, address: str = "127.0.0.1") -> bool:
 
 
 class EtcFiles:
-    """The sandbox's files of users and hosts, bound over the machine's.
+    """The sandbox's passwd, group and hosts files, bind-mounted over the machine's.
 
-    A program that replaces /etc/passwd on the machine takes away what is bound over it, in
-    every mount namespace. So the files are bound again whenever mounts change; not so where
-    somebody has mounted another /etc in the sandbox.
+    A program that replaces /etc/passwd on the machine removes the bind mount in every mount
+    namespace. So the files are bound again whenever mounts change, except where another /etc was
+    mounted in the sandbox.
 
     Args:
-        directory: Where the sandbox's own files are.
+        directory: Directory of the sandbox's own files.
     """
 
     def __init__(self, directory: str) -> None:
@@ -325,7 +339,7 @@ class EtcFiles:
         self.changes = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
 
     def bind_into(self, root: str) -> None:
-        """Bind the files below another root directory; "" for the machine's.
+        """Bind the files below a root directory; "" for the machine's.
 
         Raises:
             OSError: It is not permitted.
@@ -336,7 +350,7 @@ class EtcFiles:
         self.restore()
 
     def restore(self) -> bool:
-        """Bind each file that is not bound; whether all are now.
+        """Bind each file that is not bound; return True if all are bound now.
 
         Raises:
             OSError: It is not permitted.
@@ -349,17 +363,18 @@ class EtcFiles:
                 if os.path.exists(ours) and not os.path.samefile(ours, place):
                     mount(ours, place, flags=MS_BIND)
             except FileNotFoundError:
-                is_whole = False  # just being replaced
+                is_whole = False  # being replaced right now
         return is_whole
 
 
 def _mount_all(plan: Plan) -> EtcFiles:
+    """Mount the sandbox's files over the machine's."""
     etc = EtcFiles(f"{plan.directory}/etc")
     etc.bind_into("")
-    # A name cache of the machine would answer for its own users before our files are read.
+    # The machine's nscd would answer for its own users before the sandbox's files are read.
     if os.path.isdir("/run/nscd") and os.geteuid() == 0:
         mount("tmpfs", "/run/nscd", "tmpfs", data="mode=755")
-    # First: what is then bound into another root directory is open there, too.
+    # First, so that directories bound into another root are open there, too.
     for directory in plan.opened:
         _open(directory)
     if plan.root:
@@ -368,7 +383,7 @@ def _mount_all(plan: Plan) -> EtcFiles:
 
 
 def _enter_root(plan: Plan, etc: EtcFiles) -> None:
-    """Have the sandbox's users, directories and devices in another root directory."""
+    """Mount the sandbox's users, directories and devices in another root directory."""
     etc.bind_into(plan.root)
     for name in ("dev", "sys"):
         mount(f"/{name}", f"{plan.root}/{name}", flags=MS_BIND | MS_REC)
@@ -384,12 +399,12 @@ def _enter_root(plan: Plan, etc: EtcFiles) -> None:
 
 
 def _open(directory: str) -> None:
-    """Let everybody pass through a directory, without changing it for the machine.
+    """Let all users pass through a directory, without changing it for the machine.
 
-    Its place is taken by an empty one that can be passed but not listed, and
-    each of its entries is bound into that under its name.
+    An empty directory that can be passed but not listed is mounted over it, and each of its entries
+    is bind-mounted there under its name.
     """
-    # By descriptor, since everything below its path, the sandbox perhaps too, is soon covered.
+    # By descriptor: the path, perhaps the sandbox's too, is about to be covered.
     held = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         mount("tmpfs", directory, "tmpfs", data="mode=711,size=1m")

@@ -1,10 +1,9 @@
-"""The two processes that keep a sandbox alive, and take everything of it along when they end.
+"""Keeper process of a sandbox: keeps it alive, and ends all of it when the keeper ends.
 
-The keeper stands outside; its child, the init, is the first process of the
-sandbox's PID namespace and the parent of all that runs in it. If the keeper is
-killed, the kernel kills the init, and with the init all the rest. Where there
-are no namespaces the init adopts what loses its parent, and the one of the two
-that outlives the other ends what is left.
+The keeper runs outside; its child, the init (`init_process.py`), is the first process of the
+sandbox's PID namespace and the ancestor of all that runs in it. If the keeper is killed, the kernel
+kills the init and with it everything else. Without namespaces, the init adopts orphans, and the
+survivor of the two ends what is left (`end_strays`). Started by `keeper_client.launch`.
 """
 
 import os
@@ -23,7 +22,7 @@ from steward.sandbox.init_process import Init
 from steward.sandbox.spec import Keepers, Plan, Process, SandboxError, start_time
 
 REPORT_FD = 1
-"""Where the keeper says, in one line, that the sandbox is up or why not."""
+"""Descriptor on which the keeper reports, in one line, that the sandbox is up or why not."""
 
 
 def main(argv: list[str]) -> NoReturn:
@@ -32,7 +31,7 @@ def main(argv: list[str]) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # all that runs inside would inherit it
     plan = layout.read(directory)
     if manner == "detached" and os.fork():
-        os._exit(0)  # the caller waits for this one only
+        os._exit(0)  # the caller waits only for this process
     held = layout.lock(directory)
     if held is None:
         _report(f"error a sandbox is up in {directory} already")
@@ -42,14 +41,14 @@ def main(argv: list[str]) -> NoReturn:
 
 
 class Keeper:
-    """The process outside.
+    """The process outside that keeps a sandbox alive.
+
+    Standard input is a pipe that closes when the caller ends. If the caller writes to it, the
+    sandbox outlives the caller.
 
     Args:
-        plan: What to keep.
+        plan: The sandbox's plan.
         lock: Descriptor that holds the directory's lock.
-
-    Standard input is a pipe whose other end is the caller's life. Whatever the
-    caller writes there, while it lives, lets the sandbox outlive it.
     """
 
     def __init__(self, plan: Plan, lock: int) -> None:
@@ -60,7 +59,7 @@ class Keeper:
         self.asked_to_end = False
 
     def run(self) -> int:
-        """Start the init and stay until it or the caller has ended."""
+        """Start the init, and stay until it or the caller has ended."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -87,6 +86,7 @@ class Keeper:
         return 0
 
     def _write_down(self) -> None:
+        """Write the process ids of keeper and init to ``keeper/pids.json``."""
         keepers = Keepers(
             keeper=Process(pid=os.getpid(), started=start_time(os.getpid())),
             init=Process(pid=self.init, started=start_time(self.init)),
@@ -97,6 +97,7 @@ class Keeper:
         os.rename(f"{path}.new", path)
 
     def _wait(self, wake_read: int) -> None:
+        """Wait until the init ends; end it if the caller ends or a signal asks to."""
         poll = select.poll()
         poll.register(wake_read, select.POLLIN)
         poll.register(0, select.POLLIN)
@@ -135,7 +136,7 @@ class Keeper:
 
 
 def _be_init(plan: Plan, alive: int) -> NoReturn:
-    """What the keeper's child does: everything inside; never returns."""
+    """Run the init in the keeper's child; never return."""
     code = 1
     try:
         namespaces.die_with_parent(signal.SIGKILL if plan.contained else signal.SIGTERM)
@@ -172,11 +173,11 @@ def end_strays(plan: Plan, but: int = 0) -> None:
     """Kill every process whose environment names this sandbox's slurm.conf.
 
     Args:
-        plan: Of a sandbox without namespaces.
-        but: A process that is left alone, beside this one.
+        plan: Plan of a sandbox without namespaces.
+        but: A process to spare, besides this one.
 
     Raises:
-        SandboxError: Some cannot be killed.
+        SandboxError: Some processes cannot be killed.
     """
     mark = b"SLURM_CONF=" + os.fsencode(plan.slurm_conf)
     spared = {os.getpid(), but}
@@ -188,7 +189,7 @@ def end_strays(plan: Plan, but: int = 0) -> None:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
-                continue  # it ended by itself
+                continue  # it has ended
         time.sleep(0.02)
     raise SandboxError(f"{plan.directory}: some processes cannot be ended", plan)
 
@@ -198,11 +199,12 @@ def _processes() -> list[int]:
 
 
 def _is_marked(pid: int, mark: bytes) -> bool:
+    """Return True if a process's environment holds this mark."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             return mark in file.read().split(b"\0")
     except OSError:
-        return False  # it has ended, or is another user's and so not ours
+        return False  # it has ended, or belongs to another user
 
 
 if __name__ == "__main__":

@@ -1,4 +1,9 @@
-"""The caller's side of a sandbox's keeper: start it, hear of it, let it stay, end it."""
+"""Client side of a sandbox's keeper: start it, read its report, detach it, end it.
+
+`launch` starts the process of `keeper.py`; `report_of` waits for its one line; `keepers` reads the
+process ids that it wrote; `end`, `abandon`, `send` and `wait_for_end` stop it. Used by `Sandbox` in
+`cluster.py`.
+"""
 
 import contextlib
 import os
@@ -22,12 +27,12 @@ DOWN_TIMEOUT_S: Final = 20.0
 def launch(
     plan: Plan, ports: Sequence[socket.socket], *, detached: bool
 ) -> subprocess.Popen[bytes]:
-    """Start the keeper of a sandbox that is laid out.
+    """Start the keeper of a sandbox whose directory is laid out.
 
     Args:
-        plan: What it is to keep.
-        ports: Sockets that hold the sandbox's ports; they are the keeper's from here on.
-        detached: Whether it is to be let stay, see :func:`let_stay`.
+        plan: The sandbox's plan.
+        ports: Sockets that reserve the sandbox's ports; the keeper owns them from here on.
+        detached: Whether it shall outlive the caller, see :func:`let_stay`.
     """
     manner = "detached" if detached else "tied"
     try:
@@ -47,10 +52,10 @@ def launch(
 
 
 def keepers(directory: str) -> Keepers | None:
-    """The processes that keep a sandbox, alive or not; None if none was started yet.
+    """Read the process ids of a sandbox's keeper and init; None if none was started yet.
 
     Raises:
-        SandboxError: What the keeper wrote down cannot be read.
+        SandboxError: The file cannot be read.
     """
     try:
         with open(f"{directory}/keeper/pids.json", "rb") as file:
@@ -62,11 +67,11 @@ def keepers(directory: str) -> Keepers | None:
 
 
 def end(keeper: subprocess.Popen[bytes], *, keep: bool) -> None:
-    """End a keeper that is our child, and with it the sandbox.
+    """End a keeper that is a child of this process, and with it the sandbox.
 
     Args:
-        keeper: The keeper; harmless if it has ended.
-        keep: Whether the directory stays; else the keeper removes it.
+        keeper: The keeper; an ended one is harmless.
+        keep: Whether to keep the directory; otherwise the keeper removes it.
     """
     if keep:
         keeper.terminate()
@@ -82,7 +87,7 @@ def end(keeper: subprocess.Popen[bytes], *, keep: bool) -> None:
 
 
 def report_of(keeper: subprocess.Popen[bytes]) -> str:
-    """Wait for the keeper's one line; returns what went wrong, "" if nothing did."""
+    """Wait for the keeper's report line; return the error, "" for none."""
     stream = keeper.stdout
     if stream is None:
         raise SandboxError("the keeper has no pipe to report through", keeper)
@@ -97,15 +102,15 @@ def report_of(keeper: subprocess.Popen[bytes]) -> str:
 
 
 def let_stay(keeper: subprocess.Popen[bytes]) -> None:
-    """Tell a detached keeper that it is on its own now."""
-    keeper.wait()  # the one that we have started; the keeper itself is its child
+    """Tell a detached keeper to outlive this process."""
+    keeper.wait()  # the started process; the keeper itself is its child
     if keeper.stdin is not None:
-        with contextlib.suppress(BrokenPipeError), keeper.stdin:  # it has failed, and said why
+        with contextlib.suppress(BrokenPipeError), keeper.stdin:  # it has failed, and reported why
             keeper.stdin.write(b"stay")
 
 
 def abandon(keeper: subprocess.Popen[bytes], directory: str) -> None:
-    """Have a keeper end that has not reported yet; it removes its directory."""
+    """End a keeper that has not reported yet, and wait until it has removed its directory."""
     for stream in (keeper.stdin, keeper.stdout):
         if stream is not None:
             stream.close()
@@ -116,13 +121,13 @@ def abandon(keeper: subprocess.Popen[bytes], directory: str) -> None:
 
 
 def send(process: Process, number: int) -> None:
-    """Send a signal to this process and never to another that has its number now."""
+    """Send a signal to exactly this process, never to another that reuses its id."""
     try:
         fd = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return
     try:
-        # Asked again now that the descriptor holds the process, whose number may be re-used.
+        # Check again now that the descriptor holds the process, whose id may be reused.
         if start_time(process.pid) == process.started:
             signal.pidfd_send_signal(fd, number)
     except ProcessLookupError:
@@ -132,10 +137,10 @@ def send(process: Process, number: int) -> None:
 
 
 def wait_for_end(keepers: Keepers) -> None:
-    """Wait until both have ended, by SIGKILL if they take too long.
+    """Wait until keeper and init have ended; kill them if they take too long.
 
     Raises:
-        SandboxError: Not even that ends them.
+        SandboxError: They do not end even so.
     """
     deadline = time.monotonic() + DOWN_TIMEOUT_S
     while is_alive(keepers.keeper) or is_alive(keepers.init):

@@ -1,4 +1,9 @@
-"""Lays out a sandbox's directory: keys, configuration, homes, and the plan its keeper follows."""
+"""Directory of a sandbox: create it with keys, configuration and homes; read, change, remove it.
+
+`prepare` creates everything and writes the plan (`plan.py`) to the marker file; `read` loads it;
+`upgrade` and `change` modify it; `lock`, `free_directory`, `claim` and `remove` guard against two
+sandboxes in one directory; `reserve` finds free TCP ports.
+"""
 
 import fcntl
 import os
@@ -49,23 +54,23 @@ from steward.sandbox.spec import (
 # sun_path holds 108 bytes, and the longest socket in here is <directory>/run/munge.socket.lock.
 _LONGEST_DIRECTORY: Final = 80
 _MOST_BESIDE: Final = 100
-# Below the range that outgoing connections draw from.
+# Below the range of outgoing connections.
 _PORTS: Final = (20000, 32000)
 
 
 def prepare(spec: SandboxSpec, say: Callable[[str], None]) -> tuple[Plan, list[socket.socket]]:
-    """Make the directory of a sandbox, ready for its keeper.
+    """Create a sandbox's directory, ready for its keeper.
 
     Args:
-        spec: What is asked for.
-        say: Is told, a line at a time, about work that takes long.
+        spec: The cluster's properties.
+        say: Called with progress lines of long work.
 
     Returns:
-        The plan, also kept in the directory, and sockets that hold its ports.
+        The plan, also stored in the directory, and sockets that reserve its ports.
 
     Raises:
-        SandboxError: The directory is somebody else's or in use, or the spec makes no sense.
-        SlurmMissing: There is no such Slurm.
+        SandboxError: The directory is another user's or in use, or the spec is invalid.
+        SlurmMissing: This Slurm is not available.
     """
     check_slurm_conf(spec)
     slurm = find(spec.slurm, say)
@@ -76,7 +81,7 @@ def prepare(spec: SandboxSpec, say: Callable[[str], None]) -> tuple[Plan, list[s
     try:
         ports, held = reserve(ports_of(spec))
         plan = make(spec, slurm, directory, contained=contained, ports=ports)
-        # First of all, so that whatever stops us leaves a directory that is known as a sandbox's.
+        # First, so that an interrupted run leaves a directory that is recognized as a sandbox's.
         _write(f"{directory}/{MARKER}", msgspec.json.encode(plan), 0o644)
         _fill(plan, slurm)
     except BaseException:
@@ -88,7 +93,7 @@ def prepare(spec: SandboxSpec, say: Callable[[str], None]) -> tuple[Plan, list[s
 
 
 def read(directory: str) -> Plan:
-    """The plan of a sandbox that was laid out before.
+    """Read the plan of an existing sandbox.
 
     Raises:
         SandboxError: There is none, or the directory belongs to another user.
@@ -107,27 +112,27 @@ def read(directory: str) -> Plan:
 
 
 def upgrade(plan: Plan, version: str, say: Callable[[str], None]) -> Plan:
-    """Have another version of Slurm run in a sandbox, on the same state and configuration.
+    """Switch a sandbox to another version of Slurm, with the same state and configuration.
 
-    The daemons that run are left as they are; the keeper has to be told.
+    Running daemons stay as they are; the caller must notify the keeper.
 
     Args:
-        plan: Of a sandbox that is up.
-        version: ``24.11``.
-        say: Is told, a line at a time, about work that takes long.
+        plan: Plan of a sandbox that is up.
+        version: Version, such as ``24.11``.
+        say: Called with progress lines of long work.
 
     Returns:
-        The plan that holds from now on, also kept in the directory.
+        The new plan, also stored in the directory.
 
     Raises:
-        SandboxError: The sandbox is not contained, or not root's.
-        SlurmMissing: There is no such Slurm.
+        SandboxError: The sandbox has no namespaces, or is not root's.
+        SlurmMissing: This Slurm is not available.
     """
     slurm = find(version, say)
     _see_that_it_runs(slurm, contained=plan.contained)
     spec = msgspec.structs.replace(plan.spec, slurm=version)
     new = make(spec, slurm, plan.directory, contained=plan.contained, ports=plan.ports)
-    # Who there is stays: a user's id may have become somebody's on the machine.
+    # Keep the users: one of their ids may have been assigned on the machine.
     new = msgspec.structs.replace(new, users=plan.users, opened=plan.opened)
     plugins = _put_commands(new, slurm)
     _put_settings_of_cgroups(new)
@@ -140,6 +145,7 @@ def upgrade(plan: Plan, version: str, say: Callable[[str], None]) -> Plan:
 
 
 def _see_that_it_runs(slurm: Slurm, *, contained: bool) -> None:
+    """Check that a Slurm in its own root can be started: it needs root and namespaces."""
     if slurm.root and not (contained and os.geteuid() == 0):
         raise SandboxError(
             f"Slurm {slurm.version} is started in a root directory of its own, which takes root "
@@ -149,15 +155,15 @@ def _see_that_it_runs(slurm: Slurm, *, contained: bool) -> None:
 
 
 def change(plan: Plan, lines: Iterable[str], *, without: Iterable[str] = ()) -> None:
-    """Put lines into a sandbox's slurm.conf, for those that set the same.
+    """Replace lines of a sandbox's slurm.conf that set the same options.
 
     Args:
-        plan: The sandbox's.
-        lines: What to put in.
-        without: Options whose lines go.
+        plan: The sandbox's plan.
+        lines: The new lines.
+        without: Options whose lines are removed.
 
     Raises:
-        SandboxError: One that would break out of its line.
+        SandboxError: A line contains a line break.
     """
     new = tuple(lines)
     check_slurm_conf(msgspec.structs.replace(plan.spec, extra=new))
@@ -169,10 +175,10 @@ def change(plan: Plan, lines: Iterable[str], *, without: Iterable[str] = ()) -> 
 
 
 def lock(directory: str) -> int | None:
-    """Take the lock that a keeper holds for life; None if one is alive.
+    """Take the lock that a keeper holds for life; return None if a keeper is alive.
 
     Returns:
-        A file descriptor; closing it lets go.
+        A file descriptor; closing it releases the lock.
     """
     fd = os.open(f"{directory}/keeper/lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
@@ -184,17 +190,18 @@ def lock(directory: str) -> int | None:
 
 
 def free_directory() -> str:
-    """The usual directory of a sandbox, or one beside it if a sandbox is up there."""
+    """Return the usual directory of a sandbox, or one beside it if a sandbox is up there."""
     usual = default_directory()
     beside = (f"{usual}-{number}" for number in range(2, _MOST_BESIDE))
     return next((one for one in (usual, *beside) if not _is_up(one)), usual)
 
 
 def _is_up(directory: str) -> bool:
+    """Return True if a sandbox is up in a directory, or it belongs to another user."""
     if not os.path.exists(f"{directory}/keeper/lock"):
         return False
     if os.stat(directory).st_uid != os.geteuid():
-        return True  # another user's, whatever became of it
+        return True  # another user's, whatever its state
     free = lock(directory)
     if free is not None:
         os.close(free)
@@ -202,10 +209,10 @@ def _is_up(directory: str) -> bool:
 
 
 def remove(directory: str) -> None:
-    """Remove the directory of a sandbox that is down; what is none is left alone.
+    """Remove the directory of a sandbox that is down; leave other directories alone.
 
     Raises:
-        SandboxError: It is up, as far as can be told by its lock.
+        SandboxError: It is up, according to its lock.
     """
     if os.path.islink(directory) or not os.path.exists(f"{directory}/keeper"):
         return
@@ -221,6 +228,7 @@ def remove(directory: str) -> None:
 
 
 def _may_contain() -> bool:
+    """Return True if namespaces are permitted here."""
     result = subprocess.run(
         [sys.executable, "-I", "-S", namespaces.__file__, "try"],
         capture_output=True,
@@ -231,16 +239,16 @@ def _may_contain() -> bool:
 
 
 def claim(wanted: str) -> str:
-    """Make, or take, the directory that a sandbox goes to.
+    """Create or take over the directory for a sandbox.
 
     Args:
-        wanted: Its path; a new one in the system's temporary directory if empty.
+        wanted: Its path; if empty, a new one in the system's temporary directory.
 
     Returns:
         Its real path.
 
     Raises:
-        SandboxError: It is in use, holds other things, or its path cannot hold sockets.
+        SandboxError: It is in use, holds other files, or its path is too long for sockets.
     """
     if not wanted:
         directory = tempfile.mkdtemp(prefix="steward-sandbox-")
@@ -263,6 +271,7 @@ def claim(wanted: str) -> str:
 
 
 def _make_own(directory: str) -> None:
+    """Create the directory, or take over an empty one or that of an ended sandbox."""
     try:
         os.mkdir(directory, 0o755)
     except FileExistsError:
@@ -280,6 +289,7 @@ def _make_own(directory: str) -> None:
 
 
 def _make_way(directory: str) -> None:
+    """Remove what an ended sandbox left in the directory."""
     free = lock(directory)
     if free is None:
         raise SandboxError(
@@ -293,16 +303,16 @@ def _make_way(directory: str) -> None:
 
 
 def reserve(count: int) -> tuple[tuple[int, ...], list[socket.socket]]:
-    """Take free TCP ports: nobody else can have them while the sockets are open.
+    """Reserve free TCP ports: nobody else can bind them while the sockets are open.
 
     Returns:
-        The ports, and the sockets that hold them.
+        The ports, and the sockets that reserve them.
 
     Raises:
-        SandboxError: There are not so many.
+        SandboxError: Too few ports are free.
     """
-    # Bound without SO_REUSEADDR, so that a port that anybody has is passed over; the option
-    # set afterwards lets the daemons, which set it too, listen there while we hold it.
+    # Bound without SO_REUSEADDR, so that a used port is skipped; the option set afterwards lets the
+    # daemons, which set it too, listen there while it is reserved.
     held: list[socket.socket] = []
     span = _PORTS[1] - _PORTS[0]
     first = secrets.randbelow(span)
@@ -321,11 +331,12 @@ def reserve(count: int) -> tuple[tuple[int, ...], list[socket.socket]]:
 
 
 def _fill(plan: Plan, slurm: Slurm) -> None:
+    """Write all files of a new sandbox."""
     directory = plan.directory
     others = ("pid.backup", "log", "state", "spool", "bin", "home", "db")
     for name in ("keeper", "etc", "run", "pid", *others):
         os.mkdir(f"{directory}/{name}", 0o755)
-    # The logs' directory too: job lines of jobcomp.lua may go there.
+    # The logs' directory too: jobcomp.lua may write job lines there.
     for name in ("keeper", "state", "db", "log"):
         os.chmod(f"{directory}/{name}", 0o700)
     _write(f"{directory}/etc/munge.key", secrets.token_bytes(128), 0o600)
@@ -367,7 +378,7 @@ def _write_slurmdbd_conf(plan: Plan, plugins: str) -> None:
         munge_socket=plan.munge_socket,
         plugin_dir=plugins,
     )
-    # slurmdbd reads no file but one that is its user's alone.
+    # slurmdbd reads the file only if no other user can.
     path = f"{plan.directory}/etc/slurmdbd.conf"
     _replace(path, text.encode(), 0o600)
     if os.geteuid() == 0:
@@ -381,17 +392,17 @@ def _put_settings_of_cgroups(plan: Plan) -> None:
 
 
 def _write_plugins(plan: Plan) -> None:
-    """Write what Slurm loads: the stack of SPANK plugins, and the scripts of slurmctld."""
+    """Write plugstack.conf (SPANK plugins) and the Lua scripts of slurmctld."""
     etc = f"{plan.directory}/etc"
     stack = "".join(f"{line}\n" for line in plan.spec.plugstack)
     _write(f"{etc}/plugstack.conf", stack.replace("{directory}", plan.directory).encode(), 0o644)
-    # Slurm looks beside the slurm.conf that SLURM_CONF names, and nowhere else.
+    # Slurm searches only beside the slurm.conf that SLURM_CONF names.
     _write_script(plan.spec.jobcomp_lua, f"{etc}/jobcomp.lua")
     _write_script(plan.spec.job_submit_lua, f"{etc}/job_submit.lua")
 
 
 def _write_script(script: str, target: str) -> None:
-    """Write a script that is given by its path or its text; "" is none."""
+    """Write a script given by its path or its text; "" is none."""
     if script and "\n" not in script:
         try:
             with open(script, encoding="utf-8", errors="surrogateescape") as file:
@@ -403,12 +414,13 @@ def _write_script(script: str, target: str) -> None:
 
 
 def _plugin_dir(plan: Plan, plugins: str) -> str:
-    """The whole of PluginDir, ours behind Slurm's; "" for the one that is built in."""
+    """Return PluginDir with the spec's directories last; "" for the built-in one."""
     ours = [path.replace("{directory}", plan.directory) for path in plan.spec.plugin_dirs]
     return ":".join([plugins or installed_plugins(), *ours]) if ours else plugins
 
 
 def _own_people(plan: Plan, slurm_user: User) -> None:
+    """Write passwd and group files, and create the homes."""
     everybody: Iterable[User] = plan.users
     if slurm_user.home == "/nonexistent" and slurm_user.uid == SLURM_UID:
         everybody = (*plan.users, slurm_user)
@@ -423,7 +435,7 @@ def _own_people(plan: Plan, slurm_user: User) -> None:
 
 
 def _put_commands(plan: Plan, slurm: Slurm) -> str:
-    """Have Slurm's commands in ``bin``; returns PluginDir, "" for the one that is built in."""
+    """Put Slurm's commands into ``bin``; return PluginDir, "" for the built-in one."""
     for name in os.listdir(f"{plan.directory}/bin"):
         os.unlink(f"{plan.directory}/bin/{name}")
     if plan.root:
@@ -436,10 +448,10 @@ def _put_commands(plan: Plan, slurm: Slurm) -> str:
 
 
 def _wrap(plan: Plan) -> str:
-    """Give the commands of another root a form that any user can start; returns PluginDir.
+    """Wrap the commands of another root so that any user can start them; return PluginDir.
 
-    chroot(2) is root's alone. The root's own loader and libraries start its
-    programs for everybody, with the caller's files and working directory.
+    Only root may chroot(2). The root's own loader and libraries start its programs for all users,
+    with the caller's files and working directory.
     """
     how = slurm_install.loading(plan.root)
     for name in COMMANDS:
@@ -466,6 +478,6 @@ def _write(path: str, data: bytes, mode: int) -> None:
 
 
 def _replace(path: str, data: bytes, mode: int) -> None:
-    # In one step: a daemon may be reading it.
+    # Atomically: a daemon may be reading it.
     _write(f"{path}.new", data, mode)
     os.rename(f"{path}.new", path)

@@ -1,9 +1,10 @@
-"""The system calls that Python 3.11 does not have, and a small program that enters a sandbox.
+"""Linux namespaces of a sandbox: system calls by ctypes, and a program that enters a sandbox.
 
-Run as ``python -I -S namespaces.py INIT USER DIRECTORY COMMAND…`` it stands between the caller and
-a program inside the sandbox's namespaces: entering a PID namespace takes a
-fork, and signals have to get across. It imports nothing of Steward, because it
-starts once for every command that is run inside.
+The functions wrap unshare(2), setns(2), mount(2) and prctl(2), which Python 3.11 lacks. Run as
+``python -I -S namespaces.py INIT USER DIRECTORY COMMAND…`` the module is the process between the
+caller and a program inside (`run_inside`): entering a PID namespace takes a fork, and signals must
+be forwarded. ``namespaces.py try`` tests whether namespaces are permitted. It imports nothing of
+Steward, because it starts once for every command run inside.
 """
 
 import contextlib
@@ -44,7 +45,7 @@ def _checked(result: int, what: str) -> None:
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces that ``flags`` names (unshare(2)).
+    """Leave the namespaces in ``flags`` (unshare(2)).
 
     Raises:
         OSError: It is not permitted here.
@@ -62,10 +63,10 @@ def setns(fd: int, flags: int) -> None:
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """Mount something (mount(2)).
+    """Mount a file system or a bind mount (mount(2)).
 
     Raises:
-        OSError: It is not permitted, or a path is not there.
+        OSError: It is not permitted, or a path does not exist.
     """
     result = _libc().mount(
         os.fsencode(source), os.fsencode(target), os.fsencode(kind), flags, os.fsencode(data)
@@ -74,7 +75,7 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = 
 
 
 def set_host_name(name: str) -> None:
-    """Give this UTS namespace a name (sethostname(2)).
+    """Set the host name of this UTS namespace (sethostname(2)).
 
     Raises:
         OSError: It is not permitted.
@@ -84,21 +85,21 @@ def set_host_name(name: str) -> None:
 
 
 def die_with_parent(signal_number: int) -> None:
-    """Have this process sent a signal when the thread that made it ends (prctl(2))."""
+    """Send this process a signal when the thread that forked it ends (prctl(2))."""
     _checked(_libc().prctl(PR_SET_PDEATHSIG, signal_number, 0, 0, 0), "prctl")
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant that loses its own (prctl(2))."""
+    """Become the parent of every orphaned descendant (prctl(2))."""
     _checked(_libc().prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0), "prctl")
 
 
 def leave(*, uid: int, gid: int) -> None:
-    """Have the next child begin a new PID namespace, in a new user namespace where not root.
+    """Let the next child start a new PID namespace; without root in a new user namespace.
 
     Args:
-        uid: Effective user id, taken before.
-        gid: Effective group id, taken before.
+        uid: Effective user id before the call.
+        gid: Effective group id before the call.
 
     Raises:
         OSError: Namespaces are not permitted here.
@@ -117,7 +118,7 @@ def leave(*, uid: int, gid: int) -> None:
 
 
 def settle(host: str) -> None:
-    """As the first process of a PID namespace: take mounts, /proc and host name of its own.
+    """As the first process of a PID namespace, set up own mounts, /proc and host name.
 
     Raises:
         OSError: It is not permitted here.
@@ -129,13 +130,13 @@ def settle(host: str) -> None:
 
 
 def enter(init_pid: int) -> None:
-    """Enter the namespaces of ``init_pid``; the PID namespace holds for children only.
+    """Enter the namespaces of ``init_pid``; the PID namespace applies to children only.
 
     Raises:
         OSError: It is not permitted, or the process is gone.
     """
     fd = os.pidfd_open(init_pid)
-    # Where we are chrooted, so is the init; a mount namespace is entered at its very root.
+    # If this process is chrooted, so is the init; setns enters a mount namespace at its very root.
     root = os.open(f"/proc/{init_pid}/root", os.O_PATH | os.O_DIRECTORY)
     try:
         flags = CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWPID
@@ -148,6 +149,7 @@ def enter(init_pid: int) -> None:
 
 
 def _become(user: str, env: dict[str, str]) -> None:
+    """Switch to a user, with its groups and environment."""
     import pwd
 
     entry = pwd.getpwnam(user)
@@ -159,7 +161,8 @@ def _become(user: str, env: dict[str, str]) -> None:
 
 
 def _go_to(directory: str, env: Mapping[str, str]) -> None:
-    # A directory that is not there, or not for this user, is no reason not to run.
+    """Change to the first of these directories that can be entered."""
+    # A missing or forbidden directory must not keep the program from running.
     for candidate in (directory, env.get("HOME", "/"), "/"):
         with contextlib.suppress(OSError):
             os.chdir(candidate)
@@ -167,12 +170,13 @@ def _go_to(directory: str, env: Mapping[str, str]) -> None:
 
 
 def _start(user: str, directory: str, argv: Sequence[str], alive: int) -> NoReturn:
+    """In the child: become the user and exec the program."""
     env = dict(os.environ)
     try:
         if user:
             _become(user, env)
         die_with_parent(signal.SIGKILL)
-        if select.select([alive], [], [], 0)[0]:  # our parent ended before the call
+        if select.select([alive], [], [], 0)[0]:  # the parent ended before the call
             os._exit(CANNOT_START)
         _go_to(directory, env)
         for number in IGNORED_BY_PYTHON:
@@ -186,14 +190,14 @@ def _start(user: str, directory: str, argv: Sequence[str], alive: int) -> NoRetu
 
 
 def run_inside(init_pid: int, user: str, directory: str, argv: Sequence[str]) -> NoReturn:
-    """Run a program inside and end as it ends.
+    """Run a program inside, and exit with its status.
 
-    Signals that are sent to this process reach the program; those that a
-    terminal sends reach it anyway, being in the same process group.
+    Signals sent to this process are forwarded to the program; a terminal's signals reach it
+    directly, as it is in the same process group.
 
     Args:
         init_pid: The sandbox's init; 0 for a sandbox without namespaces.
-        user: Who runs it; "" for the caller.
+        user: User who runs it; "" for the caller.
         directory: Working directory, if it can be entered.
         argv: The program and its arguments.
     """
@@ -203,7 +207,7 @@ def run_inside(init_pid: int, user: str, directory: str, argv: Sequence[str]) ->
         except OSError as error:
             print(f"the sandbox cannot be entered: {error.strerror}", file=sys.stderr)
             os._exit(CANNOT_START)
-    # Its other end closes with this process; getppid() tells nothing across PID namespaces.
+    # Its other end closes with this process; getppid() does not work across PID namespaces.
     alive_read, alive_write = os.pipe2(os.O_CLOEXEC)
     signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     child = os.fork()
@@ -224,7 +228,7 @@ def run_inside(init_pid: int, user: str, directory: str, argv: Sequence[str]) ->
 
 
 def end_by_signal(number: int) -> NoReturn:
-    """End as a program does that this signal has ended, without a core file of its own."""
+    """Kill this process with the signal that ended its child, without a core file."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -235,7 +239,7 @@ def end_by_signal(number: int) -> NoReturn:
 
 
 def try_out() -> int:
-    """Take namespaces and leave them again; returns 0 if it is permitted here."""
+    """Create namespaces and leave them; return 0 if that is permitted."""
     try:
         leave(uid=os.geteuid(), gid=os.getegid())
         child = os.fork()

@@ -1,7 +1,8 @@
-"""Who there is in a sandbox: its own /etc/passwd, /etc/group and /etc/hosts.
+"""Plan of a sandbox: its users, services and ports, and its /etc/passwd, group and hosts files.
 
-They are the machine's files with lines put before, bound over the machine's
-inside the sandbox's mount namespace alone.
+`make` turns a `SandboxSpec` into a `Plan` with the command lines of all services. `choose` assigns
+user ids; `passwd_text`, `group_text` and `hosts_text` are the machine's files with lines prepended;
+they are bind-mounted in the sandbox's mount namespace only.
 """
 
 import grp
@@ -19,21 +20,22 @@ from steward.sandbox.slurm_install import Slurm
 from steward.sandbox.spec import BACKUP, CONTROLLER, Plan, SandboxError, SandboxSpec, Service, User
 
 FIRST_UID: Final = 70001
-# What useradd(8) takes, and nothing that would need quoting anywhere.
+"""First uid that the sandbox's users may get."""
+# Names that useradd(8) accepts, none of which needs quoting.
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 SLURM_UID: Final = 64030
-"""What Debian gives the user slurm."""
+"""Uid that Debian assigns to the user slurm."""
 
 
 def choose(names: Sequence[str], homes: str) -> tuple[User, ...]:
-    """Ordinary users with ids that nobody on this machine has.
+    """Create ordinary users with ids that are unused on this machine.
 
     Args:
         names: Their names.
-        homes: Directory that their home directories go to.
+        homes: Directory of their home directories.
 
     Raises:
-        SandboxError: A name that cannot be a user's.
+        SandboxError: A user name is invalid.
     """
     users: list[User] = []
     uid = FIRST_UID
@@ -48,7 +50,7 @@ def choose(names: Sequence[str], homes: str) -> tuple[User, ...]:
 
 
 def calling_user() -> User:
-    """The user who calls, under the name and home that the machine knows."""
+    """Return the calling user, with the machine's name and home."""
     uid = os.geteuid()
     try:
         entry = pwd.getpwuid(uid)
@@ -58,7 +60,7 @@ def calling_user() -> User:
 
 
 def slurm_user_of(name: str) -> User:
-    """SlurmUser: the machine's, or one made for the sandbox where it has none."""
+    """Return SlurmUser: the machine's, or one made for the sandbox."""
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
@@ -67,10 +69,10 @@ def slurm_user_of(name: str) -> User:
 
 
 def passwd_text(users: Iterable[User]) -> str:
-    """The sandbox's /etc/passwd, see passwd(5).
+    """Write the sandbox's /etc/passwd, see passwd(5).
 
-    Nobody has a password, nor an entry in /etc/shadow, which su(1), with which slurmd asks for
-    the environment of scrontab's jobs, would miss.
+    The password field is ``*``, not ``x``: the users have no entry in /etc/shadow, where su(1)
+    would look for one. slurmd runs su to get the environment of scrontab's jobs.
     """
     ours = {
         user.name: f"{user.name}:*:{user.uid}:{user.gid}:{user.name}:{user.home}:/bin/bash"
@@ -80,10 +82,10 @@ def passwd_text(users: Iterable[User]) -> str:
 
 
 def group_text(users: Iterable[User], groups: Mapping[str, Iterable[str]]) -> str:
-    """The sandbox's /etc/group: one for each user and those asked for, see group(5).
+    """Write the sandbox's /etc/group: one for each user and the requested ones, see group(5).
 
     Raises:
-        SandboxError: A name that cannot be a group's.
+        SandboxError: A group name is invalid.
     """
     people = tuple(users)
     ours = {user.name: f"{user.name}:x:{user.gid}:" for user in people}
@@ -99,7 +101,7 @@ def group_text(users: Iterable[User], groups: Mapping[str, Iterable[str]]) -> st
 
 
 def hosts_text(host: str) -> str:
-    """The sandbox's /etc/hosts: its own name is the loopback address."""
+    """Write the sandbox's /etc/hosts: its own name is the loopback address."""
     return f"127.0.0.1 localhost {host}\n" + _read("/etc/hosts")
 
 
@@ -117,6 +119,7 @@ def _read(path: str) -> str:
 
 
 def _taken(number: int) -> bool:
+    """Return True if an id is a user's or a group's on this machine."""
     for look_up in (pwd.getpwuid, grp.getgrgid):
         try:
             look_up(number)
@@ -129,18 +132,18 @@ def _taken(number: int) -> bool:
 def make(
     spec: SandboxSpec, slurm: Slurm, directory: str, *, contained: bool, ports: tuple[int, ...]
 ) -> Plan:
-    """The plan of a sandbox.
+    """Make the plan of a sandbox.
 
     Args:
-        spec: What is asked for.
-        slurm: The Slurm that runs.
+        spec: The cluster's properties.
+        slurm: The Slurm to run.
         directory: The sandbox's directory, absolute.
-        contained: Whether it has namespaces of its own.
-        ports: As many as :func:`ports_of` says.
+        contained: Whether it has its own namespaces.
+        ports: As many ports as :func:`ports_of` says.
 
     Raises:
-        SandboxError: There is to be a second controller where none can be.
-        SlurmMissing: A program that is asked for is not installed.
+        SandboxError: A backup controller is requested but impossible.
+        SlurmMissing: A requested program is not installed.
     """
     as_root = os.geteuid() == 0
     own = as_root and contained
@@ -166,12 +169,12 @@ def make(
 
 
 def ports_of(spec: SandboxSpec) -> int:
-    """How many TCP ports a sandbox takes."""
+    """Return the number of TCP ports that a sandbox needs."""
     return spec.nodes + 1 + int(spec.accounting)
 
 
 def at_least(version: str, wanted: tuple[int, int]) -> bool:
-    """Whether a version of Slurm, ``24.11.5``, is this series or a later one."""
+    """Return True if a Slurm version, ``24.11.5``, is of this series or a later one."""
     major, minor = version.split(".")[:2]
     return (int(major), int(minor)) >= wanted
 
@@ -179,6 +182,7 @@ def at_least(version: str, wanted: tuple[int, int]) -> bool:
 def _services(
     spec: SandboxSpec, slurm: Slurm, directory: str, host: str, slurm_user: str
 ) -> Iterator[Service]:
+    """Yield the services in the order in which they start."""
     log = f"{directory}/log"
     munged = slurm.argv(
         "munged",
@@ -207,6 +211,7 @@ def _services(
 
 
 def _controllers(spec: SandboxSpec, slurm: Slurm, directory: str, host: str) -> Iterator[Service]:
+    """Yield the service of slurmctld, and of the backup controller if requested."""
     log = f"{directory}/log"
     env = {
         key: value.replace("{directory}", directory) for key, value in spec.controller_env.items()
@@ -214,8 +219,8 @@ def _controllers(spec: SandboxSpec, slurm: Slurm, directory: str, host: str) -> 
     argv = slurm.argv("slurmctld", "-D")
     yield Service(name=CONTROLLER, argv=argv, log=f"{log}/slurmctld.out", env=env)
     if spec.backup:
-        # A controller knows which one it is by its host's name, and ends the process that its
-        # PID file names; both controllers read the same slurm.conf, and so name the same file.
+        # A controller recognizes itself by its host name, and ends the process in its PID file;
+        # both controllers read the same slurm.conf, and so name the same file.
         name, pid = backup_host(host), f"{directory}/pid"
         script = (
             f"echo {name} > /proc/sys/kernel/hostname && "
@@ -227,7 +232,7 @@ def _controllers(spec: SandboxSpec, slurm: Slurm, directory: str, host: str) -> 
 
 
 def _closed_to_others(directory: str) -> tuple[str, ...]:
-    """Directories that keep ordinary users from this Python, from Steward and from the sandbox."""
+    """List directories that keep users from this Python, Steward or the sandbox."""
     needed = {directory, sys.prefix, sys.base_prefix, os.path.dirname(__file__)}
     found: set[str] = set()
     for path in needed | {os.path.realpath(path) for path in needed}:

@@ -1,4 +1,9 @@
-"""Where Slurm's programs are: those that are installed, or those of a root directory."""
+"""Installations of Slurm for a sandbox: the machine's, or a Debian root with another version.
+
+`find` returns the `Slurm` of a version: `installed` looks on this machine, `ensure` makes a root
+directory with debootstrap, once per version, in a cache. `loading` tells how to start a root's
+commands without chroot.
+"""
 
 import fcntl
 import os
@@ -17,24 +22,25 @@ import msgspec
 from steward.sandbox.spec import SandboxError, SlurmMissing
 
 SUITES: Final = {"24.11": "trixie", "26.05": "forky"}
-"""Debian's suite that packages each version of Slurm."""
+"""Debian suite that packages each version of Slurm."""
 
 PACKAGES: Final = ("slurmctld", "slurmd", "slurm-client", "slurmdbd", "munge", "libslurm-dev")
 DEFAULT_MIRROR: Final = "http://deb.debian.org/debian"
 _DEFAULT_CACHE: Final = "/var/cache/steward/roots"
 _WHOLE: Final = ".steward-root"
+"""File that marks a root as complete."""
 _SCRIPTS: Final = "/usr/share/debootstrap/scripts"
 _TIMEOUT_S: Final = 1800.0
 _SAY_EVERY_S: Final = 2.0
 
 
 class Loading(msgspec.Struct, frozen=True, kw_only=True):
-    """How a program of a root is started without entering the root.
+    """How to start a program of a root without entering the root.
 
     Attributes:
         loader: The root's dynamic loader.
-        libraries: Its directories of shared libraries.
-        plugins: Its directory of Slurm's plugins, valid inside the root too.
+        libraries: The root's directories of shared libraries.
+        plugins: The root's directory of Slurm plugins, valid inside the root too.
     """
 
     loader: str
@@ -43,19 +49,19 @@ class Loading(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cache() -> str:
-    """Where roots are kept; STEWARD_ROOTS in the environment says otherwise."""
+    """Return the directory of cached roots; the variable STEWARD_ROOTS overrides it."""
     return os.path.realpath(os.environ.get("STEWARD_ROOTS") or _DEFAULT_CACHE)
 
 
 def ensure(version: str, say: Callable[[str], None]) -> str:
-    """The root directory with a version of Slurm, made if there is none yet.
+    """Return the root directory with a version of Slurm; make it if it does not exist.
 
     Args:
-        version: ``24.11``, or to the patch level ``24.11.5``.
-        say: Is told, a line at a time, how it goes on.
+        version: ``24.11``, or with patch level ``24.11.5``.
+        say: Called with progress lines.
 
     Raises:
-        SlurmMissing: The version is not among ``SUITES``, or debootstrap is not here.
+        SlurmMissing: The version is not in ``SUITES``, or debootstrap is not installed.
         SandboxError: The root cannot be made.
     """
     series = ".".join(version.split(".")[:2])
@@ -77,7 +83,7 @@ def ensure(version: str, say: Callable[[str], None]) -> str:
 
 
 def loading(root: str) -> Loading:
-    """How to start a root's programs from outside.
+    """Return how to start a root's programs from outside.
 
     Raises:
         SandboxError: The root is damaged.
@@ -92,6 +98,7 @@ def loading(root: str) -> Loading:
 
 @contextmanager
 def _locked(path: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold a lock file during the block, waiting for another holder."""
     fd = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -105,6 +112,7 @@ def _locked(path: str, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _make(root: str, series: str, suite: str, say: Callable[[str], None]) -> None:
+    """Make a root directory in a temporary place, then rename it."""
     if shutil.which("debootstrap", path="/usr/sbin:/usr/bin:/sbin") is None:
         raise SlurmMissing(
             f"Slurm {series} is taken from Debian by debootstrap: apt-get install debootstrap",
@@ -112,7 +120,7 @@ def _make(root: str, series: str, suite: str, say: Callable[[str], None]) -> Non
         )
     say(f"making a root directory with Slurm {series} from Debian {suite}, once")
     for left in glob(f"{root}.new-*"):
-        shutil.rmtree(left)  # what a making that was killed has left; we hold the lock
+        shutil.rmtree(left)  # left by a killed run; this process holds the lock
     work = tempfile.mkdtemp(prefix=f"{series}.new-", dir=os.path.dirname(root))
     try:
         os.chmod(work, 0o755)  # noqa: S103 - a root directory is everybody's to enter
@@ -129,6 +137,7 @@ def _make(root: str, series: str, suite: str, say: Callable[[str], None]) -> Non
 
 
 def _forbid_services(work: str) -> None:
+    """Forbid packages to start services while they are installed in the root."""
     # invoke-rc.d(8): 101 forbids the start of a service while its package is installed.
     os.makedirs(f"{work}/usr/sbin")
     path = f"{work}/usr/sbin/policy-rc.d"
@@ -138,14 +147,15 @@ def _forbid_services(work: str) -> None:
 
 
 def _debootstrap(work: str, suite: str, say: Callable[[str], None]) -> None:
+    """Run debootstrap, reporting its progress."""
     mirror = os.environ.get("STEWARD_DEBIAN_MIRROR") or DEFAULT_MIRROR
     script = f"{_SCRIPTS}/{suite}"
     argv = [
-        # Mounts and processes that it makes end with it, whatever ends it.
+        # Its mounts and processes end with it, whatever ends it.
         *("unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"),
         *("debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}"),
         *(suite, work, mirror),
-        # A suite that is younger than the debootstrap at hand is made as sid is.
+        # A suite newer than the installed debootstrap is made like sid.
         *(() if os.path.exists(script) else (f"{_SCRIPTS}/sid",)),
     ]
     env = {
@@ -175,6 +185,7 @@ def _debootstrap(work: str, suite: str, say: Callable[[str], None]) -> None:
 
 
 def _follow(process: "subprocess.Popen[str]", say: Callable[[str], None]) -> str:
+    """Read debootstrap's output and report progress; return its last line."""
     started = said = time.monotonic()
     last = ""
     for line in process.stdout or ():
@@ -189,6 +200,7 @@ def _follow(process: "subprocess.Popen[str]", say: Callable[[str], None]) -> str
 
 
 def _finish(work: str, root: str, series: str) -> None:
+    """Check the root's Slurm version, remove caches, and mark the root as complete."""
     result = subprocess.run(
         ["/usr/sbin/chroot", work, "/usr/sbin/slurmctld", "-V"],
         capture_output=True,
@@ -204,9 +216,9 @@ def _finish(work: str, root: str, series: str) -> None:
     ):
         os.unlink(leftover)
     with open(f"{work}/etc/hosts", "ab"):
-        pass  # to be covered by a sandbox's own
-    # slurm.conf names the plugins once, for daemons inside the root and commands outside it:
-    # inside, the root's own path leads to the root.
+        pass  # a sandbox's own file is mounted over it
+    # slurm.conf names the plugins once, for daemons inside the root and commands outside: inside,
+    # the root's own path must lead to the root.
     os.makedirs(os.path.dirname(work + root), exist_ok=True)
     os.symlink("/", work + root)
     with open(f"{work}/{_WHOLE}", "w") as file:
@@ -223,17 +235,17 @@ _PLUGINS: Final = (
     *("/usr/lib/*/slurm-wlm", "/usr/lib64/slurm", "/usr/lib/slurm"),
     *("/usr/local/lib/slurm", "/opt/slurm/lib/slurm"),
 )
-# Daemons lie in directories that an ordinary user's PATH does not hold.
+# Daemons are in directories that an ordinary user's PATH lacks.
 _MORE_PLACES: Final = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/opt/slurm/sbin", "/opt/slurm/bin")
 
 
 class Slurm(msgspec.Struct, frozen=True, kw_only=True):
-    """One Slurm that can be run.
+    """A Slurm installation that can be run.
 
     Attributes:
-        version: ``22.05.8``.
-        root: Root directory that it is started in; "" for the machine's own.
-        daemons: Path of each of ``DAEMONS`` below the root, and of slurmdbd where it is.
+        version: Version, such as ``22.05.8``.
+        root: Root directory in which to start it; "" for the machine's own.
+        daemons: Path of each of ``DAEMONS`` below the root, and of slurmdbd if installed.
         commands: Directory of the commands below the root.
     """
 
@@ -243,10 +255,10 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
     commands: str
 
     def argv(self, daemon: str, *arguments: str) -> tuple[str, ...]:
-        """What to start for a daemon.
+        """Return the command line of a daemon.
 
         Raises:
-            SlurmMissing: It is not installed.
+            SlurmMissing: The daemon is not installed.
         """
         if daemon not in self.daemons:
             raise SlurmMissing(
@@ -257,7 +269,7 @@ class Slurm(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def installed() -> Slurm | None:
-    """The Slurm that is installed on this machine; None if any of it is missing."""
+    """Return the Slurm installed on this machine; None if it is incomplete."""
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), *_MORE_PLACES])
     found = {name: shutil.which(name, path=path) for name in (*DAEMONS, "sbatch")}
     paths = {name: os.path.abspath(where) for name, where in found.items() if where}
@@ -271,14 +283,14 @@ def installed() -> Slurm | None:
 
 
 def find(version: str, say: Callable[[str], None]) -> Slurm:
-    """The Slurm of a version, made ready if that is needed.
+    """Return the Slurm of a version; make its root first if needed.
 
     Args:
         version: ``24.11`` or ``24.11.5``; "" for the installed one.
-        say: Is told, a line at a time, about work that takes long.
+        say: Called with progress lines of long work.
 
     Raises:
-        SlurmMissing: It is not here and cannot be had.
+        SlurmMissing: The version is neither installed nor available.
     """
     here = installed()
     if not version:
@@ -297,10 +309,10 @@ def find(version: str, say: Callable[[str], None]) -> Slurm:
 
 
 def installed_plugins() -> str:
-    """Return the plugin directory of the installed Slurm: beside its daemons, or a usual place.
+    """Return the plugin directory of the installed Slurm: beside its daemons, or a usual one.
 
     Raises:
-        SlurmMissing: There is none.
+        SlurmMissing: There is no plugin directory.
     """
     slurm = installed()
     prefix = os.path.dirname(os.path.dirname(slurm.daemons["slurmctld"])) if slurm else ""
@@ -312,6 +324,7 @@ def installed_plugins() -> str:
 
 
 def _version(argv: tuple[str, ...]) -> str:
+    """Return the version that a program prints with ``-V``."""
     try:
         result = subprocess.run(
             [*argv, "-V"], capture_output=True, text=True, timeout=20, check=False

@@ -1,4 +1,9 @@
-"""What a sandbox is to be, and what is written down of one: the records that the room shares."""
+"""Records of a sandbox: the requested properties, the plan, and the processes that keep it.
+
+`SandboxSpec` holds the requested properties; `Plan`, `Service` and `User` hold the decisions made
+from it, stored in the marker file; `Keepers` are the process ids. `start_time` and `is_alive` tell
+a process from a later one with the same id.
+"""
 
 import os
 import tempfile
@@ -9,13 +14,13 @@ import msgspec
 from steward.core.errors import StewardError
 
 MARKER = "sandbox.json"
-"""The file that says a directory is a sandbox's; nothing else is ever removed."""
+"""File that marks a directory as a sandbox's; no other directory is ever removed."""
 
 CONTROLLER: Final = "slurmctld"
 BACKUP: Final = "slurmctld.backup"
-"""The services that answer Slurm's commands: the second stands by until the first is gone."""
+"""Names of the two controllers' services: the backup stands by until the first is gone."""
 BACKUP_ADDRESS: Final = "127.0.0.2"
-"""Where the second controller listens, on the port that both have."""
+"""Address of the backup controller, which uses the same port as the first."""
 
 
 class SandboxError(StewardError):
@@ -23,45 +28,45 @@ class SandboxError(StewardError):
 
 
 class SlurmMissing(SandboxError):
-    """There is no Slurm to run, or not in the version asked for."""
+    """No Slurm is available, or not in the requested version."""
 
 
 class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What to bring up.
+    """Properties of a sandbox to bring up.
 
     Attributes:
-        directory: Where everything goes; one below the system's temporary directory if empty.
-        nodes: How many virtual nodes, one slurmd each.
-        cpus: CPUs that each node says it has, whatever the host has.
-        memory_mib: Memory that each node says it has, in MiB.
-        slurm: Version to run (``24.11``); the installed one if empty.
+        directory: Directory of everything; if empty, one below the system's temporary directory.
+        nodes: Number of virtual nodes, one slurmd each.
+        cpus: CPUs that each node reports, whatever the host has.
+        memory_mib: Memory that each node reports, in MiB.
+        slurm: Version to run (``24.11``); if empty, the installed one.
         cluster: ClusterName.
-        user_names: The ordinary users; only root can have them.
-        groups: Unix groups and their members, beside each user's own; only root can have them.
-        slurm_user: SlurmUser where root brings the cluster up.
-        first_job_id: Where job ids begin.
-        max_job_id: Where job ids begin anew.
-        min_job_age_s: Seconds that slurmctld keeps a finished job.
-        private_data: PrivateData (``jobs,users``); nothing is private if empty.
+        user_names: Names of the ordinary users; only root can have them.
+        groups: Unix groups and their members, besides each user's own; only root can have them.
+        slurm_user: SlurmUser, if root brings the cluster up.
+        first_job_id: First job id (FirstJobId).
+        max_job_id: Job id after which ids start again (MaxJobId); 0 for Slurm's default.
+        min_job_age_s: Seconds that slurmctld keeps a finished job (MinJobAge).
+        private_data: PrivateData (``jobs,users``); if empty, nothing is private.
         job_requeue: JobRequeue.
-        contained: Whether to take namespaces of its own where they are permitted.
-        extra: Further lines of slurm.conf.
-        plugstack: Lines of plugstack.conf. What they name must be in the temporary directory or
-            in the sandbox's own, written ``{directory}``, to be found by every version of Slurm.
+        contained: Whether to use namespaces where permitted.
+        extra: Additional lines of slurm.conf.
+        plugstack: Lines of plugstack.conf. Files that they name must be in the temporary directory
+            or in the sandbox's own, written ``{directory}``, so that every version of Slurm finds
+            them.
         jobcomp_lua: Path of a script, or its text if that has several lines, that slurmctld runs
-            for every job that ends (JobCompType=jobcomp/lua); "" for none. It becomes
+            for every ended job (JobCompType=jobcomp/lua); "" for none. It becomes
             ``etc/jobcomp.lua`` in the sandbox's directory, where a test may change it.
-        job_submit: What JobSubmitPlugins names, in this order (``lua``, ``steward``).
+        job_submit: Plugins in JobSubmitPlugins, in order (``lua``, ``steward``).
         job_submit_lua: Path of a script, or its text if that has several lines, for job_submit/lua;
             it becomes ``etc/job_submit.lua`` in the sandbox's directory.
-        plugin_dirs: Directories behind Slurm's own in PluginDir. They must be in the temporary
+        plugin_dirs: Directories after Slurm's own in PluginDir. They must be in the temporary
             directory or in the sandbox's own, written ``{directory}``.
-        controller_env: Variables that slurmctld is started with; values may hold ``{directory}``.
-        backup: Whether there is a second slurmctld that takes over, on the same state; it takes
-            root and namespaces.
-        accounting: Whether jobs are kept in Slurm's own books, by slurmdbd and MariaDB.
-        accounts: What jobs can be charged to in these; every user may charge every one, the
-            first is everybody's default, and the first user is its coordinator.
+        controller_env: Environment variables of slurmctld; values may hold ``{directory}``.
+        backup: Whether to run a backup slurmctld on the same state; needs root and namespaces.
+        accounting: Whether to run Slurm's own accounting, with slurmdbd and MariaDB.
+        accounts: Slurm accounts; every user may charge every one, the first is the default, and the
+            first user is its coordinator.
     """
 
     directory: str = ""
@@ -92,7 +97,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class User(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody who may submit jobs in the sandbox."""
+    """A user who may submit jobs in the sandbox."""
 
     name: str
     uid: int
@@ -106,9 +111,9 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: ``munged``, ``mariadbd``, ``slurmdbd``, ``slurmctld``, ``slurmctld.backup`` or
             ``slurmd.NODE``.
-        argv: What to start; the first word is a path.
-        log: File that its output is appended to.
-        env: Variables beside those that every service is given.
+        argv: Command line; the first word is a path.
+        log: File to which its output is appended.
+        env: Environment variables besides those of every service.
     """
 
     name: str
@@ -118,22 +123,22 @@ class Service(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that is settled before the first process starts; kept in the marker file.
+    """Everything decided before the first process starts; stored in the marker file.
 
     Attributes:
         directory: The sandbox's directory, absolute.
-        contained: Whether it has mount, PID and UTS namespaces of its own.
-        host: Host name that Slurm's daemons go by.
-        slurm_version: As ``slurmctld -V`` says it.
-        root: Root directory that Slurm's programs are started in; "" for the machine's own.
+        contained: Whether it has its own mount, PID and UTS namespaces.
+        host: Host name of Slurm's daemons.
+        slurm_version: Version as ``slurmctld -V`` prints it.
+        root: Root directory in which to start Slurm's programs; "" for the machine's own.
         slurm_bin: Directory of Slurm's commands, valid inside.
-        users: The ordinary users; the calling user where there can be no others.
-        slurm_user: Who slurmctld and slurmdbd run as.
+        users: The ordinary users; without root only the calling user.
+        slurm_user: User that slurmctld and slurmdbd run as.
         services: In the order in which they start.
-        opened: Directories on the way to this program that others may not enter.
-        ports: Every TCP port that the sandbox holds: slurmctld's, one for each node, and
-            slurmdbd's where there is one.
-        spec: What was asked for.
+        opened: Directories above this program that other users may not enter.
+        ports: All TCP ports of the sandbox: slurmctld's, one for each node, and slurmdbd's if it
+            runs.
+        spec: The requested properties.
     """
 
     directory: str
@@ -151,60 +156,63 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def slurm_conf(self) -> str:
-        """Path of slurm.conf."""
+        """Return the path of slurm.conf."""
         return f"{self.directory}/etc/slurm.conf"
 
     @property
     def spool(self) -> str:
-        """StateSaveLocation of slurmctld."""
+        """Return slurmctld's StateSaveLocation."""
         return f"{self.directory}/state"
 
     @property
     def slurmdbd_port(self) -> int:
-        """The port of slurmdbd; 0 if there is none."""
+        """Return slurmdbd's port; 0 if it does not run."""
         return self.ports[-1] if self.spec.accounting else 0
 
     @property
     def munge_socket(self) -> str:
-        """The socket of munged."""
+        """Return the path of munged's socket."""
         return f"{self.directory}/run/munge.socket"
 
     @property
     def control_socket(self) -> str:
-        """Socket of the process that keeps the services."""
+        """Return the path of the init's control socket."""
         return f"{self.directory}/keeper/control"
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True):
-    """A process and when it started: together they are never re-used."""
+    """A process id with its start time: the pair is never reused."""
 
     pid: int
     started: int
 
 
 class Keepers(msgspec.Struct, frozen=True, kw_only=True):
-    """The two processes that keep a sandbox: the keeper outside, the init inside."""
+    """The two processes that keep a sandbox alive: the keeper outside, the init inside."""
 
     keeper: Process
     init: Process
 
 
 def default_directory() -> str:
-    """Where a sandbox goes if nobody says where: one for each user of the machine."""
+    """Return the default directory of a sandbox: one for each user of the machine."""
     return os.path.join(tempfile.gettempdir(), f"steward-sandbox-{os.geteuid()}")
 
 
 def start_time(pid: int) -> int:
-    """When a process started, in clock ticks since boot; 0 if none runs (proc(5), stat)."""
+    """Return a process's start time in clock ticks since boot; 0 if it does not run.
+
+    Source: ``/proc/PID/stat``, see proc(5).
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    # One that has ended and only waits for its parent to ask how runs no more.
+    # A zombie does not run any more.
     return 0 if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def is_alive(process: Process) -> bool:
-    """Whether it is the same process still."""
+    """Return True if exactly this process still runs."""
     return process.started != 0 and start_time(process.pid) == process.started

@@ -1,4 +1,7 @@
-"""The only room that runs Slurm's commands and knows its formats and versions."""
+"""Slurm interface: the only package that runs Slurm's commands and knows their formats.
+
+It re-exports the classes and functions that other packages use, each loaded on first use.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from steward.slurm.queue import Queue
     from steward.slurm.triggers import TriggerRecord, Triggers
 else:
-    # When they are first named: the names of states are wanted by many who never ask Slurm.
+    # Loaded on first use: many modules need only the names of states and never run a command.
     __getattr__ = lazy_exports(
         __name__,
         accounting=("StoredScript",),

@@ -1,8 +1,11 @@
-"""What slurmdbd knows: who stands where, jobs that slurmctld forgot, the scripts that it stored.
+"""slurmdbd queries: AdminLevels, coordinators, associations, ended jobs and stored scripts.
 
-sacct prints no separator that its rows cannot hold, so identity and text are
-never asked for in one question: rows of numbers come with fields that Slurm
-alone writes, and a text is asked for by itself, of one job.
+:class:`Accounting` runs sacct and sacctmgr for one cluster. Queries that cover long periods are in
+:class:`steward.slurm.sacct.History`.
+
+No separator of sacct is safe against text that users write, so one query never mixes identity with
+text: one sacct prints fields that only Slurm writes, and each text field of a job gets a sacct of
+its own.
 """
 
 import re
@@ -25,7 +28,7 @@ from steward.slurm.values import (
     parse_seconds,
 )
 
-# Names of sacct's fields, in 22.05 to 26.05.
+# sacct field names, the same in Slurm 22.05 to 26.05.
 _FIELDS: Final = (
     "JobIDRaw",
     "JobID",
@@ -49,8 +52,8 @@ _FIELDS: Final = (
     "ReqCPUS",
 )
 _OFFERED: Final = ("Restarts", "SLUID", "OriginalSLUID")
-"""Fields that are asked for where sacct offers them."""
-# Texts of a job, each asked for by itself.
+"""Fields requested only if this version of sacct lists them."""
+# Text fields of a job and the record fields they fill; each needs a sacct call of its own.
 _TEXTS: Final = (
     ("JobName", "name"),
     ("Account", "account"),
@@ -69,13 +72,13 @@ _HEADING: Final = re.compile(
 
 
 class StoredScript(msgspec.Struct, frozen=True, kw_only=True):
-    """What slurmdbd stored of a job's submission.
+    """The script and environment that slurmdbd stored for a job.
 
     Attributes:
-        script: The script as slurmdbd holds it; None for none. Its database may have
-            written bytes that are not UTF-8 as "?".
-        environment: The environment as slurmdbd holds it, one variable a line: values
-            with newlines cannot be told from variables; None for none.
+        script: Script bytes, or None if not stored. The database may have replaced bytes that are
+            not UTF-8 by "?".
+        environment: Environment, one variable per line, or None if not stored. A newline inside a
+            value looks like the start of another variable.
     """
 
     script: bytes | None = None
@@ -83,12 +86,12 @@ class StoredScript(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Associations(msgspec.Struct, frozen=True, kw_only=True):
-    """Who may run jobs under which account.
+    """Slurm's associations: which users may run jobs under which account.
 
     Attributes:
-        rows: Account, its parent ("" where the row is a user's), user ("" where it is the
-            account's own).
-        coordinators: For each account the users who coordinate it.
+        rows: (account, parent, user). The parent is "" in a user's row; the user is "" in the
+            account's own row.
+        coordinators: Users who coordinate each account.
     """
 
     rows: tuple[tuple[str, str, str], ...]
@@ -96,13 +99,13 @@ class Associations(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Accounting:
-    """A cluster's slurmdbd, asked through sacct and sacctmgr.
+    """Client for the slurmdbd of one cluster, through sacct and sacctmgr.
 
     Args:
-        commands: How they are run.
+        commands: Runs the commands.
         cluster: ClusterName in slurm.conf.
-        offered: Returns the names of the fields that a command offers, in lower case.
-        people: Who looks names up.
+        offered: Returns the field names that a command lists, in lower case.
+        people: Resolves uids, gids and names.
     """
 
     def __init__(
@@ -118,7 +121,7 @@ class Accounting:
         self._offered = offered
 
     def officers(self) -> dict[str, str]:
-        """The AdminLevel of the users who have one: ``Operator`` or ``Administrator``, by name.
+        """Return the AdminLevel (``Operator`` or ``Administrator``) of each user who has one.
 
         Raises:
             SlurmError: slurmdbd does not answer, or refuses.
@@ -128,7 +131,7 @@ class Accounting:
         return {user: level for user, _, level in pairs if user and level in _OFFICERS}
 
     def coordinators(self) -> dict[str, frozenset[str]]:
-        """For each account the users who coordinate it.
+        """Return the coordinators of each account that has any.
 
         Raises:
             SlurmError: slurmdbd does not answer, or refuses.
@@ -137,8 +140,8 @@ class Accounting:
             "sacctmgr", "-n", "-P", "show", "account", "WithCoord", "format=Account,Coordinators"
         )
         found: dict[str, frozenset[str]] = {}
-        # Only real line ends count, and a row that is no row makes nobody a coordinator:
-        # whoever may name an account must not name coordinators of others.
+        # Split at "\n" only and skip malformed rows: a user who can choose an account's name must
+        # not be able to name coordinators of other accounts.
         for line in decode_text(out).split("\n"):
             account, bar, names = line.partition("|")
             users = frozenset(name for name in names.split(",") if name)
@@ -147,7 +150,7 @@ class Accounting:
         return found
 
     def members(self) -> tuple[dict[int, str], dict[str, str], dict[str, str]]:
-        """Users by uid, their default accounts by name, and default QOS by ``ACCOUNT/USER``.
+        """Return user names by uid, default accounts by user, and default QOS by ``ACCOUNT/USER``.
 
         Raises:
             SlurmError: slurmdbd does not answer, or refuses.
@@ -162,7 +165,7 @@ class Accounting:
         return parse_people(users, associations, self._people)
 
     def associations(self) -> Associations:
-        """Who may run jobs under which account.
+        """Return the cluster's associations and account coordinators.
 
         Raises:
             SlurmError: slurmdbd does not answer, or refuses.
@@ -172,20 +175,20 @@ class Accounting:
             "format=Account,ParentName,User",
         )
         rows = [line.split("|") for line in decode_text(out).split("\n")]
-        # A name with a bar in it makes a row that is none: it is passed over.
+        # A name that contains "|" makes a row of the wrong length, which is skipped.
         found = tuple((row[0], row[1], row[2]) for row in rows if len(row) == 3 and row[0])
         return Associations(rows=found, coordinators=self.coordinators())
 
     def jobs(self, job_id: int, *, texts: bool = True) -> list[JobRecord]:
-        """What is known of a job id: an array's tasks, a het job's components; [] for nothing.
+        """Return the records of a job id: array tasks and het components included; [] if unknown.
 
         Args:
-            job_id: The id.
-            texts: Whether to ask for names and the like as well, of a single job: that takes
-                a question each.
+            job_id: The raw job id.
+            texts: Also read name, account and other texts, if there is exactly one record; this
+                runs one sacct per field.
 
         Raises:
-            SlurmError: slurmdbd does not answer, or says what is not understood.
+            SlurmError: slurmdbd does not answer, or its output cannot be parsed.
         """
         offered = self._offered("sacct")
         fields = [*_FIELDS, *(name for name in _OFFERED if name.lower() in offered)]
@@ -196,10 +199,10 @@ class Accounting:
         return [msgspec.structs.replace(records[0], **self._texts(job_id))]
 
     def stored(self, record: JobRecord) -> StoredScript:
-        """Read the script and environment that slurmdbd stored of a run (AccountingStoreFlags).
+        """Read the script and environment that slurmdbd stored for a run (AccountingStoreFlags).
 
-        Of an array or a het job, name one task or component: sacct prints those of all of them
-        one after the other, and a script may hold what it prints between them.
+        For an array or het job, name one task or component: sacct prints the scripts of all of
+        them in a row, and a script may contain the separator.
 
         Args:
             record: The run; its ids and submit time count.
@@ -213,7 +216,7 @@ class Accounting:
         )
 
     def submit_line(self, record: JobRecord) -> str:
-        """Read the submit line of a run; "" where slurmdbd has none.
+        """Return the submit line of a run, or "" if slurmdbd has none.
 
         Args:
             record: The run; its ids and submit time count.
@@ -224,46 +227,50 @@ class Accounting:
         out = self._of_run(record, "-X", "-P", "-o", "SubmitLine")
         lines = decode_text(out.removesuffix(b"\n")).split("\n")
         for count in range(1, len(lines)):
-            # Rows of an array's tasks, all with the one line, which may hold line ends.
+            # sacct repeats the line for each array task; the line itself may contain newlines.
             if lines[:count] * (len(lines) // count) == lines:
                 return "\n".join(lines[:count])
         return "\n".join(lines)
 
     def _of_run(self, record: JobRecord, *options: str) -> bytes:
-        """What sacct prints of one run, task or component: of several it parts nothing."""
+        """Run sacct for one run, array task or het component and return its output."""
         name = str(record.job_id)
         if record.array_job_id:
-            # Of tasks that wait sacct prints one row, under the array's own id.
+            # sacct prints pending array tasks as one row, under the array's own id.
             task = f"_{record.array_task}" if record.array_task.isdecimal() else ""
             name = f"{record.array_job_id}{task}"
         elif record.het_job_id:
             name = f"{record.het_job_id}+{record.het_offset}"
         times = [] if record.submit is None else ["-S", _slurm_time(record.submit)]
         if times and record.end is not None:
-            # An id that was used again since is another job's: without times sacct prints that.
+            # If the id was reused since, sacct without times prints the later job.
             times += ["-E", _slurm_time(record.end)]
         return self._commands.run("sacct", "-n", "-M", self._cluster, "-j", name, *times, *options)
 
     def _stored(self, record: JobRecord, option: str) -> bytes | None:
+        """Return sacct's output for --batch-script or --env-vars, or None if nothing is stored."""
         out = self._of_run(record, option)
         heading = _HEADING.match(out)
         if heading is not None:
-            # Slurm 22.05 prints a heading despite -n, and a line end behind what it holds.
+            # Slurm 22.05 prints a heading despite -n, and adds a newline to the content.
             out = out[heading.end() :].removesuffix(b"\n")
         return None if out in (b"", _NONE) else out
 
     def _ask(self, job_id: str, fields: str) -> bytes:
+        """Run sacct for all runs of a job id and return its output."""
         return self._commands.run(
             "sacct", *("-X", "-n", "-P", "-D", "-M", self._cluster, "-j", job_id, "-o", fields)
         )
 
     def _texts(self, job_id: int) -> dict[str, str]:
+        """Read the text fields of a job, one sacct call for each."""
         return {
             name: decode_text(self._ask(str(job_id), field).removesuffix(b"\n"))
             for field, name in _TEXTS
         }
 
     def _record(self, row: str, fields: Sequence[str]) -> JobRecord:
+        """Parse a row of sacct into a record."""
         parts = row.split("|")
         shown = dict(zip(fields, parts, strict=False))
         named = _JOB_ID.fullmatch(shown.get("JobID", ""))
@@ -303,7 +310,7 @@ class Accounting:
             exit_signal=status[1] if status else None,
             derived_exit_code=derived[0] if derived else None,
             derived_exit_signal=derived[1] if derived else None,
-            # "CANCELLED by 1000": the uid that cancelled it.
+            # "CANCELLED by 1000": the uid of the user who cancelled the job.
             cancelled_by=parse_number(by.removeprefix("by ")),
             suspended_s=parse_seconds(shown["Suspended"]),
             requested_cpus=parse_number(shown["ReqCPUS"]),
@@ -312,9 +319,10 @@ class Accounting:
 
 
 def whole_runs(records: Sequence[JobRecord]) -> list[JobRecord]:
-    """Rows of slurmdbd, with the start and the suspended time of resized runs as a whole.
+    """Return rows of slurmdbd with start and suspended time of resized runs corrected.
 
-    slurmdbd keeps a row for each size of a run; that of the last one counts since the resize.
+    slurmdbd has a row for each size of a run. The last one counts from the resize; here it gets
+    the first start and the total suspended time.
 
     Args:
         records: All rows of some job ids.
@@ -338,5 +346,5 @@ def whole_runs(records: Sequence[JobRecord]) -> list[JobRecord]:
 
 
 def _slurm_time(moment: datetime) -> str:
-    """A time as Slurm's commands take it under TZ=UTC."""
+    """Format a time for Slurm's commands, which run under TZ=UTC."""
     return moment.strftime("%Y-%m-%dT%H:%M:%S")

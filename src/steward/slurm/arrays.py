@@ -1,4 +1,8 @@
-"""Task expressions of job arrays ("1,3,5-9:2%2"), as squeue shows the tasks an array has left."""
+"""Job array task expressions, such as "1,3,5-9:2%2": test, remove and count tasks.
+
+squeue prints this expression for the tasks of an array that have not started. The number after "%"
+limits how many tasks may run at once. Slurm cuts long expressions and ends them with "...".
+"""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -8,12 +12,12 @@ _PART: Final = re.compile(r"(\d{1,9})(?:-(\d{1,9})(?::(\d{1,9}))?)?")
 
 
 def covers(expression: str, task: int) -> bool:
-    """Whether a task is among those of an expression.
+    """Return True if an expression includes a task.
 
-    An expression that Slurm cut off (it ends with "...") covers all that may follow.
+    An expression that Slurm cut (it ends with "...") includes every task, to be safe.
 
     Args:
-        expression: Such as "1,3,5-9:2%2"; the part behind % is how many may run at once.
+        expression: For example "1,3,5-9:2%2".
         task: The task's index.
     """
     tasks = expression.partition("%")[0]
@@ -30,7 +34,7 @@ def covers(expression: str, task: int) -> bool:
 
 
 def covers_any(expression: str, tasks: frozenset[int]) -> bool:
-    """Whether one of many tasks is among those of an expression, as :func:`covers` has it."""
+    """Return True if an expression includes any of these tasks; see :func:`covers`."""
     if expression.isdecimal() and len(expression) < 10:
         return int(expression) in tasks
     if "..." in expression.partition("%")[0]:
@@ -39,7 +43,7 @@ def covers_any(expression: str, tasks: frozenset[int]) -> bool:
 
 
 def _parts(expression: str, tasks: frozenset[int]) -> Iterator[Iterable[int]]:
-    """The tasks of each part; of a long one only those among the tasks that are asked for."""
+    """Yield the tasks of each part; for a long part only those among ``tasks``."""
     for part in expression.partition("%")[0].split(","):
         found = _PART.fullmatch(part)
         if found is not None:
@@ -49,7 +53,7 @@ def _parts(expression: str, tasks: frozenset[int]) -> Iterator[Iterable[int]]:
 
 
 def without_task(expression: str, tasks: Iterable[int]) -> str:
-    """The expression without some tasks, and without how many may run at once."""
+    """Return an expression without these tasks and without the "%" limit."""
     gone = sorted(set(tasks))
     kept = []
     for part in expression.partition("%")[0].split(","):
@@ -75,7 +79,7 @@ def _range(first: int, last: int, step: int) -> list[str]:
 
 
 def count_tasks(expression: str) -> int:
-    """How many tasks an expression covers, at least: what Slurm cut off is not counted."""
+    """Count the tasks of an expression. A cut expression gives a lower bound."""
     total = 0
     for part in expression.partition("%")[0].split(","):
         found = _PART.fullmatch(part)

@@ -1,4 +1,10 @@
-"""Slurm, as the rest of Steward sees it: one object a cluster, typed records, our own errors."""
+"""Slurm client for one cluster: job queue, job records, configuration, permissions and estimates.
+
+:class:`Slurm` runs squeue, scontrol, sacct and sacctmgr through
+:class:`steward.slurm.commands.Commands` and returns typed records. It raises the errors of
+:mod:`steward.slurm.errors`. Nodes, partitions and reservations are in
+:mod:`steward.slurm.cluster`.
+"""
 
 import logging
 import re
@@ -34,19 +40,22 @@ _ASK: Final = ("-a", "-t", "all", "--local", "-h", "--noconvert")
 _VERSION: Final = re.compile(r"\b(\d+)\.(\d+)(?:\.(\d+))?")
 _SETTING: Final = re.compile(r"([A-Za-z_][^=\n]*?)\s*=\s?([^\n]*)")
 MOST_WHOLE: Final = 16
-"""More records than these of one id (a torn array) come without what scontrol adds: it writes
-8 KB for each, and locks slurmctld meanwhile."""
+"""Largest number of records of one job id that scontrol completes.
+
+Beyond it (an array split into many records) they come from squeue alone: scontrol writes 8 KB for
+each record and holds slurmctld's lock meanwhile.
+"""
 _DATED: Final = re.compile(r"Configuration data as of (\S+)")
 _AGAIN_S: Final = 600.0
 _LISTS_FIELDS: Final = {"squeue": "--helpFormat", "sacct": "--helpformat"}
 
 
 class Slurm:
-    """One cluster's Slurm.
+    """Client for the Slurm of one cluster.
 
     Args:
-        cluster: Its name in the configuration.
-        settings: How its commands are found and started.
+        cluster: Cluster name in Steward's configuration.
+        settings: Where Slurm's commands are and how to run them.
     """
 
     def __init__(self, cluster: str, settings: ClusterSettings) -> None:
@@ -63,7 +72,7 @@ class Slurm:
         self._accounts_until = 0.0
 
     def version(self) -> Version:
-        """Slurm's version (22, 5, 8); asked again where other commands take the place of these.
+        """Return Slurm's version, such as (22, 5, 8); cached until the squeue binary changes.
 
         Raises:
             SlurmError: squeue cannot be run.
@@ -79,15 +88,15 @@ class Slurm:
         return self._version
 
     def offered(self, program: str) -> frozenset[str]:
-        """Names of the fields that squeue or sacct can show, in lower case; none if not listed.
+        """Return the fields that squeue or sacct can print, in lower case; empty if unknown.
 
-        Asked again where another command takes the place of this one.
+        Cached until the program file changes.
 
         Args:
             program: ``squeue`` or ``sacct``.
 
         Raises:
-            SlurmError: It cannot be run.
+            SlurmError: The program cannot be run.
         """
         stamp = self._commands.stamp(program)
         if program not in self._offered or stamp != self._offered[program][0]:
@@ -98,21 +107,21 @@ class Slurm:
             except SlurmError:
                 if program != "squeue":
                     raise
-                out = b""  # up to 23.02 it has no such option, and none of the fields in question
+                out = b""  # up to 23.02 it lacks the option, and the fields in question
             fields = frozenset(out.decode("ascii", "replace").lower().split())
             self._offered[program] = (stamp, fields)
         return self._offered[program][1]
 
     @property
     def known_version(self) -> str:
-        """Slurm's version as it was told last ("22.05.8"); "" where it was not asked yet."""
+        """Slurm's version as last read ("22.05.8"), or "" before the first query."""
         if self._version is None:
             return ""
         major, minor, micro = self._version
         return f"{major}.{minor:02}.{micro}"
 
     def config(self) -> dict[str, str]:
-        """What ``scontrol show config`` shows: names as there, "" for ``(null)``.
+        """Return the settings of ``scontrol show config``, with "" for ``(null)``.
 
         Raises:
             SlurmUnavailable: slurmctld does not answer.
@@ -121,7 +130,7 @@ class Slurm:
         shown: dict[str, str] = {}
         for line in out.decode("utf-8", "backslashreplace").splitlines():
             setting = _SETTING.fullmatch(line)
-            # cgroup.conf's settings come after slurm.conf's and must not pass for them.
+            # The settings of cgroup.conf follow and may repeat a name; slurm.conf's value wins.
             if setting and setting[1] not in shown:
                 shown[setting[1]] = "" if setting[2] == "(null)" else setting[2].strip()
         if "StateSaveLocation" not in shown:
@@ -133,7 +142,7 @@ class Slurm:
         return shown
 
     def clock(self) -> datetime:
-        """What slurmctld's clock shows now, UTC, to the second below.
+        """Return slurmctld's current time, UTC, rounded down to the second.
 
         Raises:
             SlurmError: slurmctld does not answer.
@@ -151,16 +160,16 @@ class Slurm:
         return at
 
     def queue(self, previous: Mapping[int, int] | None = None) -> Queue:
-        """All jobs that slurmctld holds, finished ones until MinJobAge included.
+        """Poll the queue: all jobs that slurmctld holds, including ended ones until MinJobAge.
 
-        An array's pending tasks that have records of their own (requeued ones) are not
-        among them: squeue folds them into the array's row, whose task expression covers
-        them, see :func:`steward.slurm.arrays.covers`. Asked singly they are shown.
+        squeue folds pending array tasks that have records of their own (requeued tasks) into the
+        array's row. The row's task expression covers them, see
+        :func:`steward.slurm.arrays.covers`. :meth:`job` shows them.
 
         Args:
-            previous: ``rows`` of the last queue of this object: only jobs that changed
-                since are made into records. Now and then all are, all the same, so
-                that names which resolve meanwhile are found.
+            previous: ``rows`` of this object's last queue. Only jobs whose row changed become
+                records. Every ten minutes all of them do, so that user names resolved since are
+                picked up.
 
         Raises:
             SlurmUnavailable: slurmctld does not answer.
@@ -178,15 +187,15 @@ class Slurm:
         )
 
     def all_jobs(self, *, is_whole: bool = False, dependency_bytes: int = 512) -> list[JobRecord]:
-        """The records of all jobs with the fields of :meth:`job`.
+        """Return the records of all jobs, with the fields of :meth:`job`.
 
         Args:
-            is_whole: Whether with what scontrol alone shows, which takes slurmctld much longer.
-            dependency_bytes: How much of a dependency is read, which can be very long.
+            is_whole: Add the fields that only scontrol shows. This costs slurmctld much more time.
+            dependency_bytes: Maximum number of bytes read of a dependency, which can be very long.
 
         Raises:
             SlurmUnavailable: slurmctld does not answer.
-            SlurmError: It says what we do not understand.
+            SlurmError: A row of squeue cannot be parsed.
         """
         form = QueueFormat(self.offered("squeue"), of_one=True, dependency_bytes=dependency_bytes)
         records, _, strange = parse_queue(form, self._squeue(form), self.people, {})
@@ -195,20 +204,20 @@ class Slurm:
         return self._completed("", list(records)) if is_whole and records else list(records)
 
     def job(self, job_id: int, *, apart: bool = False) -> list[JobRecord]:
-        """The whole record of one job, asked singly.
+        """Return the complete record of one job id.
 
         Args:
-            job_id: A raw id; an array's id gives all its tasks, a het leader's all components.
-            apart: Whether each of an array's waiting tasks comes by itself, which tells those
-                that have records of their own from the others.
+            job_id: Raw id. An array's id gives all tasks, a het leader's id all components.
+            apart: Return each pending array task separately, which shows those with records of
+                their own.
 
         Returns:
-            The records; [] if slurmctld does not know the job (any more). More than
-            ``MOST_WHOLE`` are not whole.
+            The records; [] if slurmctld does not know the job, or no longer. More than
+            ``MOST_WHOLE`` records lack the fields of scontrol.
 
         Raises:
             SlurmUnavailable: slurmctld does not answer.
-            SlurmError: It says what we do not understand.
+            SlurmError: The output cannot be parsed.
         """
         form = QueueFormat(self.offered("squeue"), of_one=True)
         try:
@@ -222,7 +231,7 @@ class Slurm:
         return self._completed(str(job_id), records) if len(records) <= MOST_WHOLE else records
 
     def standing(self) -> Standing:
-        """Who stands where: PrivateData, and from slurmdbd AdminLevel and coordinators.
+        """Return the facts that permissions depend on: PrivateData, AdminLevels and coordinators.
 
         Raises:
             SlurmError: slurmctld or slurmdbd does not answer.
@@ -244,10 +253,10 @@ class Slurm:
         )
 
     def picture(self, zone: str = "") -> Picture:
-        """What an estimate needs to know of the cluster: partitions, kinds of nodes, people.
+        """Return the cluster model for estimates: partitions, node shapes, users and accounts.
 
         Args:
-            zone: The cluster's zone, for rates that differ by time of day.
+            zone: IANA name of the cluster's time zone, for rates that depend on the time of day.
 
         Raises:
             SlurmError: slurmctld or slurmdbd does not answer.
@@ -265,10 +274,10 @@ class Slurm:
         return with_people(found, accounting.members())
 
     def configuration_mark(self) -> str:
-        """Ask for a text that differs after slurmctld restarts or changes what a picture shows.
+        """Return a text that changes when slurmctld restarts or the cluster model changes.
 
-        It has the boot time, slurm.conf and the partitions with their weights and TRES. It asks
-        for no nodes and no people, and costs slurmctld little on a large cluster too.
+        The text has the boot time, slurm.conf, and partitions with weights and TRES. It omits
+        nodes and users, so it costs slurmctld little even on a large cluster.
 
         Raises:
             SlurmError: slurmctld does not answer.
@@ -279,7 +288,7 @@ class Slurm:
         return f"{config}\n{decode_text(partitions)}"
 
     def has_accounting(self) -> bool:
-        """Whether the cluster has a slurmdbd; asked again now and then.
+        """Return True if the cluster has a slurmdbd; cached for ten minutes.
 
         Raises:
             SlurmUnavailable: slurmctld does not answer.
@@ -291,28 +300,28 @@ class Slurm:
         return self._accounts
 
     def accounted(self, job_id: int) -> list[JobRecord]:
-        """What slurmdbd knows of a job; [] where there is no slurmdbd.
+        """Return slurmdbd's records of a job id; [] without slurmdbd.
 
         Raises:
-            SlurmError: slurmdbd does not answer, or says what is not understood.
+            SlurmError: slurmdbd does not answer, or its output cannot be parsed.
         """
         accounting = self._accounting(self.config())
         return [] if accounting is None else accounting.jobs(job_id)
 
     def accounted_end(self, job_id: int) -> list[JobRecord]:
-        """The same without the texts, for one question: how a job ended, and who cancelled it.
+        """Return slurmdbd's records without texts: how a job ended and who cancelled it.
 
         Raises:
-            SlurmError: slurmdbd does not answer, or says what is not understood.
+            SlurmError: slurmdbd does not answer, or its output cannot be parsed.
         """
         accounting = self._accounting(self.config())
         return [] if accounting is None else accounting.jobs(job_id, texts=False)
 
     def stored_script(self, record: JobRecord) -> StoredScript:
-        """Read the script and environment that slurmdbd stored of a run; empty for none.
+        """Return the script and environment that slurmdbd stored for a run, each None if absent.
 
         Args:
-            record: The run; its ids and submit time count.
+            record: The run, identified by its ids and submit time.
 
         Raises:
             SlurmError: slurmdbd does not answer.
@@ -321,10 +330,10 @@ class Slurm:
         return StoredScript() if accounting is None else accounting.stored(record)
 
     def submit_line(self, record: JobRecord) -> str:
-        """Read the submit line of a run from slurmdbd; "" where there is none.
+        """Return the submit line of a run from slurmdbd, or "" if it has none.
 
         Args:
-            record: The run; its ids and submit time count.
+            record: The run, identified by its ids and submit time.
 
         Raises:
             SlurmError: slurmctld or slurmdbd does not answer.
@@ -333,7 +342,7 @@ class Slurm:
         return "" if accounting is None else accounting.submit_line(record)
 
     def history(self) -> History | None:
-        """Who is asked for all that slurmdbd knows of a time; None where there is no slurmdbd.
+        """Return the client for slurmdbd's records of a period, or None without slurmdbd.
 
         Raises:
             SlurmUnavailable: slurmctld does not answer.
@@ -344,7 +353,7 @@ class Slurm:
         return History(self._commands, config.get("ClusterName", self.cluster))
 
     def associations(self) -> Associations | None:
-        """Who may run jobs under which account; None where there is no slurmdbd.
+        """Return the cluster's associations, or None without slurmdbd.
 
         Raises:
             SlurmError: slurmctld or slurmdbd does not answer.
@@ -353,36 +362,42 @@ class Slurm:
         return None if accounting is None else accounting.associations()
 
     def _accounting(self, config: Mapping[str, str]) -> Accounting | None:
+        """Return the client for slurmdbd, or None if the cluster has none."""
         if config.get("AccountingStorageType") != "accounting_storage/slurmdbd":
             return None
         name = config.get("ClusterName", self.cluster)
         return Accounting(self._commands, name, self.offered, self.people)
 
     def _form_of_queue(self, known: QueueFormat | None) -> QueueFormat:
-        """How the queue is asked for: as before, or anew for other commands, and now and then."""
+        """Return the queue format.
+
+        The previous one, or a new one after ten minutes or an upgrade.
+        """
         before = self._version
         if known is not None and time.monotonic() < self._format_until and self.version() == before:
             return known
-        # A new secret; and where the commands' file cannot be seen, the version is asked again.
+        # A new format has a new secret word. Where the binary cannot be inspected, ask its version
+        # too.
         self._version = None
         self.version()
         self._offered.clear()
         self._format = QueueFormat(self.offered("squeue"))
         self._format_until = time.monotonic() + _AGAIN_S
-        # A build without JSON may have been exchanged for one that has it.
+        # An upgrade may have brought JSON support.
         self._has_json = True
         return self._format
 
     def _squeue(self, form: QueueFormat, *arguments: str) -> bytes:
+        """Run squeue in a queue format and return its output."""
         return self._commands.run(
             "squeue", *_ASK, *arguments, variables={"SQUEUE_FORMAT2": form.variable}
         )
 
     def _completed(self, job: str, records: list[JobRecord]) -> list[JobRecord]:
-        """The records with what scontrol adds; without it where the job is gone meanwhile.
+        """Add scontrol's fields to the records; return them unchanged if the job is gone.
 
         Args:
-            job: The job that they are of; "" for all jobs.
+            job: The job id, or "" for all jobs.
             records: The records.
         """
         words = ("show", "job", job) if job else ("show", "job")

@@ -1,7 +1,13 @@
-"""Slurm's configuration as ``scontrol show config`` writes it, under names of Python's kind.
+"""Cluster queries: nodes, partitions, reservations, daemons, slurm.conf and job steps.
 
-Names are snake_case, as pyslurm's are; where pyslurm's older dictionary shortened one,
-that spelling is there as well. Passwords are left out.
+:class:`Machine` runs ``scontrol show`` and ``scontrol ping`` for one cluster. Before it come two
+parsers that it uses:
+
+- :func:`parse_config` reads ``scontrol show config`` into snake_case keys, as pyslurm does. Where
+  pyslurm's older dictionary shortened a name, that name is present too. Passwords are omitted.
+- :func:`parse_steps` reads ``scontrol show step``.
+
+Last come :func:`node_addresses` and :func:`slurmd_uid`, for code that contacts the nodes.
 """
 
 import re
@@ -42,7 +48,7 @@ _USER: Final = re.compile(r"(.*)\((\d{1,10})\)")
 _SECRET: Final = re.compile(r"pass(?:word)?$")
 _NO_SETTING: Final = frozenset({"", "(null)"})
 
-# What pyslurm's config().get() calls otherwise.
+# Shorter names of pyslurm's config().get() for the same settings.
 _SHORT: Final = {
     "accounting_storage_parameters": "accounting_storage_params",
     "auth_info": "authinfo",
@@ -83,17 +89,17 @@ _SHORT: Final = {
 
 
 def parse_config(out: bytes) -> dict[str, Any]:
-    """What ``scontrol show config`` wrote.
+    """Parse ``scontrol show config`` into a dictionary.
 
-    Numbers are numbers, in the unit that Slurm shows (seconds for nearly all; ``OverTimeLimit``
-    is minutes), BOOT_TIME seconds since the epoch, what is not set None.
+    Numbers are in Slurm's unit (nearly always seconds; ``OverTimeLimit`` in minutes), BOOT_TIME
+    is seconds since the epoch, and unset settings are None.
     """
     found: dict[str, Any] = {}
     for line in out.decode("utf-8", "backslashreplace").splitlines():
         setting = _SETTING.fullmatch(line)
         if setting is None:
             if found:
-                break  # those of cgroup.conf and the like follow, and are not slurm.conf's
+                break  # settings of cgroup.conf and others follow; they are not slurm.conf's
             continue
         _add(found, setting[1].strip(), setting[2].strip())
     for name, short in _SHORT.items():
@@ -101,13 +107,14 @@ def parse_config(out: bytes) -> dict[str, Any]:
             found.setdefault(short, found[name])
     hosts = found.get("slurmctld_host")
     if hosts:
-        # As pyslurm calls the first of them.
+        # pyslurm has the first host under these names.
         host, _, address = hosts[0].partition("(")
         found |= {"control_machine": host, "control_addr": address.rstrip(")") or None}
     return found
 
 
 def _add(found: dict[str, Any], name: str, text: str) -> None:
+    """Add one setting to the dictionary; skip passwords and repeated names."""
     indexed = _INDEXED.fullmatch(name)
     key = to_snake_case(indexed[1] if indexed else name)
     if _SECRET.search(key):
@@ -124,6 +131,7 @@ def _add(found: dict[str, Any], name: str, text: str) -> None:
 
 
 def _parse_setting(text: str) -> Any:
+    """Parse the value of a setting: None, a number, seconds since the epoch, or text."""
     if text in _NO_SETTING:
         return None
     if re.fullmatch(r"\d{1,18}", text):
@@ -135,7 +143,7 @@ def _parse_setting(text: str) -> Any:
 
 
 Steps = dict[str, dict[str, Any]]
-"""Of a job, by the step's name: ``batch``, ``extern``, ``interactive``, ``0`` and so on."""
+"""Steps of a job by name: ``batch``, ``extern``, ``interactive``, ``0`` and so on."""
 
 _HEAD: Final = re.compile(
     r"^StepId=(\d{1,10})(?:_(\d{1,10})|\+(\d{1,10}))?\.(\w{1,20}) (UserId=\d+ .*? Name=)",
@@ -158,13 +166,13 @@ _NO_VALUE: Final = frozenset({"", "(null)", "(null):0", "N/A", "None", "Unknown"
 def parse_steps(
     out: bytes, job_id: int, task: int | None = None, offset: int | None = None
 ) -> dict[str, Steps]:
-    """The steps of one answer, by the job's name (an array's tasks each have theirs).
+    """Parse ``scontrol -o show step`` into steps by job name (array tasks have their own).
 
     Args:
-        out: What ``scontrol -o show step`` wrote.
-        job_id: The id that was asked for; steps of others are none of it.
-        task: Only this array task's.
-        offset: Only this het component's.
+        out: The command's output.
+        job_id: The requested id; steps of other jobs are skipped.
+        task: Return only this array task's steps.
+        offset: Return only this het component's steps.
     """
     text = out.decode("utf-8", "backslashreplace")
     heads = [
@@ -177,15 +185,16 @@ def parse_steps(
     found: dict[str, Steps] = {}
     for head, following in zip(heads, [*heads[1:], None], strict=False):
         rest = text[head.end() : following.start() if following else None].rstrip("\n")
-        # 22.05 to 24.11 misspell one that waits for its number.
+        # Slurm 22.05 to 24.11 misspell TBD, the id of a step that has no number yet.
         step = "TBD" if head[4] == "TDB" else head[4]
         job = head[1] + (f"_{head[2]}" if head[2] else f"+{head[3]}" if head[3] else "")
-        # The first of a name is Slurm's own; a second is a text of the one before it.
+        # The first step of a name is real; a second one is text inside the first one's fields.
         found.setdefault(job, {}).setdefault(step, _step(step, head[5], rest))
     return found
 
 
 def _step(step: str, head: str, rest: str) -> dict[str, Any]:
+    """Parse the fields of one step."""
     name, _, tail = rest.rpartition(" Network=")
     network, _, after = tail.partition(" TRES=")
     fields: dict[str, Any] = {
@@ -199,6 +208,7 @@ def _step(step: str, head: str, rest: str) -> dict[str, Any]:
 
 
 def _parse_field(word: str, text: str) -> Any:
+    """Parse the value of a step's field."""
     if text in _NO_VALUE:
         return None
     if word == "StartTime":
@@ -208,6 +218,7 @@ def _parse_field(word: str, text: str) -> Any:
 
 
 def _nothing(text: str) -> str | None:
+    """Return a text, or None for Slurm's spellings of no value."""
     return None if text in _NO_VALUE else text
 
 
@@ -218,17 +229,18 @@ _SEPARATOR: Final = "\x1f"
 _LETTERS: Final = 12
 _AGAIN_S: Final = 600.0
 _SHOWS_ALL: Final[Version] = (24, 11, 0)
-"""22.05 hides nodes of a cloud that are powered down, unless PrivateData=cloud."""
+"""First version that lists powered-down cloud nodes; older ones do so only with PrivateData=cloud.
+"""
 _PING_S: Final = 10.0
 
 
 class Ping(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether one of Slurm's daemons answers.
+    """Answer of ``scontrol ping`` for one Slurm daemon.
 
     Attributes:
-        daemon: Which.
-        role: ``primary``, ``backup`` and the like, as Slurm says it.
-        host: The host that it is to run on.
+        daemon: The daemon.
+        role: ``primary``, ``backup`` and so on, in Slurm's words.
+        host: The host it is configured on.
         up: Whether it answers.
     """
 
@@ -239,11 +251,11 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Machine:
-    """One cluster's machine, as slurmctld shows it.
+    """Client for the nodes, partitions, reservations and daemons of one cluster.
 
     Args:
-        cluster: Its name in the configuration.
-        settings: How its commands are found and started.
+        cluster: Cluster name in Steward's configuration.
+        settings: Where Slurm's commands are and how to run them.
     """
 
     def __init__(self, cluster: str, settings: ClusterSettings) -> None:
@@ -256,14 +268,14 @@ class Machine:
         self._books_until = 0.0
 
     def nodes(self, nodelist: str = "") -> dict[str, NodeRecord]:
-        """The nodes, by name.
+        """Return node records by name.
 
         Args:
-            nodelist: Only these; all if empty. One node is asked singly.
+            nodelist: Node list; "" or ``ALL`` for all nodes. A single node costs one query for it.
 
         Raises:
-            UnknownNode: Slurm does not have all of them.
-            NodeListError: It is no node list.
+            UnknownNode: Slurm lacks at least one of them.
+            NodeListError: The node list is malformed.
             SlurmError: slurmctld does not answer.
         """
         wanted = None if _is_all(nodelist) else _expand(nodelist)
@@ -278,7 +290,7 @@ class Machine:
         return {name: found[name] for name in wanted}
 
     def node_states(self) -> dict[str, NodeRecord]:
-        """All nodes, without ``details``, for who looks often: what has not changed costs little.
+        """Return all nodes without ``details``, cheaply: unchanged nodes are not parsed again.
 
         Raises:
             SlurmError: slurmctld does not answer.
@@ -286,11 +298,11 @@ class Machine:
         return self._all_nodes(self._reader)
 
     def node_names(self, nodelist: str) -> list[str]:
-        """The nodes of a list in any of Slurm's forms, in order; ``ALL`` are all of them.
+        """Return the names in a node list, in order; ``ALL`` means every node.
 
         Raises:
-            UnknownNode: Slurm does not have all of them.
-            NodeListError: It is no node list, or an empty one.
+            UnknownNode: Slurm lacks at least one of them.
+            NodeListError: The node list is malformed or empty.
             SlurmError: slurmctld does not answer.
         """
         if not nodelist.strip():
@@ -298,7 +310,7 @@ class Machine:
         return list(self.nodes(nodelist))
 
     def partitions(self) -> dict[str, PartitionRecord]:
-        """The partitions, by name.
+        """Return the partitions by name.
 
         Raises:
             SlurmError: slurmctld does not answer.
@@ -306,7 +318,7 @@ class Machine:
         return cluster_records.partitions(self._show("partition"))
 
     def reservations(self) -> dict[str, ReservationRecord]:
-        """The reservations, by name.
+        """Return the reservations by name.
 
         Raises:
             SlurmError: slurmctld does not answer.
@@ -314,7 +326,7 @@ class Machine:
         return cluster_records.reservations(self._show("reservation"))
 
     def started_at(self) -> datetime:
-        """When this slurmctld started (its BOOT_TIME), UTC.
+        """Return when slurmctld started (BOOT_TIME), UTC.
 
         Raises:
             SlurmError: slurmctld does not answer.
@@ -333,7 +345,7 @@ class Machine:
         )
 
     def config_items(self) -> dict[str, Any]:
-        """Slurm's configuration in snake_case, see :mod:`steward.slurm.cluster`.
+        """Return slurm.conf's settings with snake_case keys, see :func:`parse_config`.
 
         Raises:
             SlurmError: slurmctld does not answer.
@@ -341,9 +353,9 @@ class Machine:
         return parse_config(self._commands.run("scontrol", "show", "config"))
 
     def pings(self) -> tuple[Ping, ...]:
-        """Which of Slurm's daemons answer: each slurmctld, and slurmdbd where there is one.
+        """Return which Slurm daemons answer: each slurmctld, and slurmdbd if configured.
 
-        A slurmctld that does not answer is no error here.
+        A slurmctld that does not answer raises no error; its ping has ``up=False``.
 
         Raises:
             SlurmError: ``scontrol`` cannot be run.
@@ -354,13 +366,13 @@ class Machine:
         return tuple(found)
 
     def controllers(self, *, timeout_s: float | None = None) -> list[Ping]:
-        """Ask ``scontrol ping`` which daemons answer: each slurmctld, in some versions slurmdbd.
+        """Run ``scontrol ping``: each slurmctld, and in some versions slurmdbd.
 
         Args:
-            timeout_s: Seconds that it may take; the cluster's setting if None.
+            timeout_s: Time-out in seconds; None for the cluster's setting.
 
         Raises:
-            SlurmUnavailable: It took longer: one of them neither answers nor refuses.
+            SlurmUnavailable: The command timed out: a daemon neither answers nor refuses.
             SlurmError: ``scontrol`` cannot be run.
         """
         try:
@@ -370,7 +382,7 @@ class Machine:
         except SlurmError as error:
             if not _UP.search(error.said):
                 raise
-            out = error.said  # one that is down is said so with an exit code
+            out = error.said  # scontrol exits with an error if one daemon is down
         return [
             Ping(
                 daemon="slurmctld" if match[1] == "Slurmctld" else "slurmdbd",
@@ -382,16 +394,16 @@ class Machine:
         ]
 
     def job_details(self, jobs: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
-        """Every field of some jobs, see :mod:`steward.slurm.job_details`; each asked singly.
+        """Return every field of some jobs, see :mod:`steward.slurm.job_details`; one query per job.
 
         Args:
-            jobs: Their names: ``12``, ``12_3``, ``12+1``. An array's id gives all its tasks.
+            jobs: Job names: ``12``, ``12_3``, ``12+1``. An array's id gives all its tasks.
 
         Returns:
-            The records of each; [] for a job that slurmctld does not know (any more).
+            The records of each job; [] for one that slurmctld does not know, or no longer.
 
         Raises:
-            SlurmError: slurmctld does not answer, or one of these is no job's name.
+            SlurmError: slurmctld does not answer, or a job name is malformed.
         """
         found: dict[str, list[dict[str, Any]]] = {}
         for job in jobs:
@@ -412,11 +424,11 @@ class Machine:
     def all_job_details(
         self, *, full: bool = False, dependency_bytes: int = 512
     ) -> list[dict[str, Any]]:
-        """The fields of all jobs that slurmctld holds, as the queue shows them.
+        """Return the fields of all jobs in the queue.
 
         Args:
-            full: Whether with :data:`job_details.OF_SCONTROL`, which takes slurmctld much longer.
-            dependency_bytes: How much of a dependency is read, which can be very long.
+            full: Include :data:`job_details.OF_SCONTROL`. This costs slurmctld much more time.
+            dependency_bytes: Maximum number of bytes read of a dependency, which can be very long.
 
         Raises:
             SlurmError: slurmctld does not answer.
@@ -428,13 +440,13 @@ class Machine:
         ]
 
     def steps(self, jobs: Iterable[str]) -> dict[str, Steps]:
-        """The steps that run, by job and step; {} for a job without any.
+        """Return the running steps by job and step name; {} for a job without steps.
 
-        Of an array, and of a heterogeneous job, those of all its tasks or components are
-        under their own names beside the one that was asked for.
+        For an array or het job, the steps of each task or component appear under its own name,
+        beside the requested name.
 
         Raises:
-            SlurmError: slurmctld does not answer, or one of these is no job's name.
+            SlurmError: slurmctld does not answer, or a job name is malformed.
         """
         found: dict[str, Steps] = {}
         for job in jobs:
@@ -452,13 +464,14 @@ class Machine:
         return found
 
     def _texts_of(self, *job: str) -> dict[int, str]:
+        """Return scontrol's text for jobs, by job id."""
         try:
             return job_details.segments(self._show("job", *job))
         except UnknownJob:
             return {}
 
     def _books(self) -> bool:
-        """Whether there is a slurmdbd; as it was where slurmctld cannot be asked."""
+        """Return True if there is a slurmdbd, as last known while slurmctld is unreachable."""
         now = time.monotonic()
         if now >= self._books_until:
             try:
@@ -469,7 +482,7 @@ class Machine:
         return self._has_books
 
     def _ping_of_books(self) -> Ping:
-        """What ``scontrol ping`` leaves out: slurmdbd is asked for the least that it knows."""
+        """Ping slurmdbd by a small sacctmgr query, where ``scontrol ping`` omits it."""
         try:
             self._commands.run(
                 *("sacctmgr", "-n", "-P", "show", "cluster", "format=Cluster"),
@@ -480,12 +493,14 @@ class Machine:
         return Ping(daemon="slurmdbd", role="primary", up=True)
 
     def _show(self, *what: str, future: bool = False) -> bytes:
+        """Run ``scontrol -o show`` and return its output."""
         options = ("-a", "-F") if future else ("-a",)
         return self._commands.run("scontrol", *options, "-o", "show", *what)
 
     def _all_nodes(self, reader: NodeReader | None = None) -> dict[str, NodeRecord]:
+        """Query all nodes; re-query those whose records a user's text may have forged."""
         hides = self._hides_some()
-        # Of those that are hidden from the list, FUTURE ones can be told from the others so.
+        # FUTURE nodes are listed only with -F, and must be told from hidden cloud nodes.
         out = self._show("node", future=hides)
         shown = reader.nodes(out) if reader else cluster_records.nodes(out, self._people)
         unsure = any(not one.is_sure for one in shown)
@@ -499,8 +514,8 @@ class Machine:
             if count[name] == 1 and (one.is_sure or name in listed):
                 found[name] = one
                 continue
-            # A comment may hold a line that looks like another node: such a name is there
-            # twice, or no partition knows it.
+            # A comment may contain a line that looks like a node record. Such a name occurs twice,
+            # or no partition lists it.
             try:
                 found[name] = self._shown(name)
             except UnknownNode:
@@ -512,15 +527,16 @@ class Machine:
         return {name: node for name, node in nodes.items() if node.base != "FUTURE"}
 
     def _hides_some(self) -> bool:
-        """Whether this Slurm shows no nodes of a cloud that are powered down."""
+        """Return True if this version omits powered-down cloud nodes."""
         return self._slurm.version() < _SHOWS_ALL
 
     def _listed(self) -> set[str]:
-        """The nodes that partitions have; these know them all."""
+        """Return the nodes that partitions list, hidden ones included."""
         lists = (partition.nodes for partition in self.partitions().values())
         return {name for nodelist in lists if nodelist for name in nodelists.expand(nodelist)}
 
     def _node(self, name: str) -> NodeRecord:
+        """Query one node, hidden cloud nodes included."""
         try:
             shown = self._shown(name)
         except UnknownNode:
@@ -530,7 +546,7 @@ class Machine:
         return self._with_sure_reasons({name: shown})[name]
 
     def _shown(self, name: str) -> Shown:
-        """One node, asked singly: the first record is its own, whatever its texts hold."""
+        """Query one node; the first record is genuine, whatever its texts contain."""
         try:
             out = self._show("node", name)
         except SlurmError as error:
@@ -543,6 +559,7 @@ class Machine:
         return shown
 
     def _with_sure_reasons(self, found: Mapping[str, Shown]) -> dict[str, NodeRecord]:
+        """Return the records, with uncertain reasons read again from sinfo."""
         unsure = [name for name, shown in found.items() if not shown.has_sure_reason]
         sure = self._reasons(unsure) if unsure else {}
         return {
@@ -551,10 +568,10 @@ class Machine:
         }
 
     def _reasons(self, names: Sequence[str]) -> dict[str, Reason]:
-        """Reasons in a form that they cannot break: with a separator that nobody knows.
+        """Read node reasons from sinfo with a secret separator, which no reason can contain.
 
-        It goes by the environment: arguments can be read by everybody in /proc. (With
-        ``-N``, a node a line, ``sinfo`` has no ear for the environment.)
+        The format travels in the environment: everybody can read arguments in /proc. (With ``-N``,
+        one node per line, ``sinfo`` ignores SINFO_FORMAT.)
         """
         word = _SEPARATOR + "".join(secrets.choice(string.ascii_letters) for _ in range(_LETTERS))
         out = self._commands.run(
@@ -575,6 +592,7 @@ def _is_all(nodelist: str) -> bool:
 
 
 def _job_named(job: str) -> tuple[int, int | None, int | None]:
+    """Parse a job name into raw id, array task and het component, or raise UnknownJob."""
     name = job_details.named(job)
     if name is None:
         raise UnknownJob(f"{job!r} is no job's name: use 12, 12_3 or 12+1", (), job)
@@ -582,7 +600,7 @@ def _job_named(job: str) -> tuple[int, int | None, int | None]:
 
 
 def _expand(nodelist: str) -> list[str]:
-    """The names of a list, each once; blanks part them as commas do."""
+    """Return the distinct names of a node list that uses commas or blanks."""
     names = nodelists.expand(",".join(nodelist.replace(",", " ").split()))
     if not names:
         raise NodeListError(f"{nodelist!r} names no node", (), nodelist)
@@ -593,10 +611,10 @@ _UID: Final = re.compile(r".*\((\d+)\)")
 
 
 class NodePlace(msgspec.Struct, frozen=True):
-    """Where a node is.
+    """Address and host name of a node.
 
     Attributes:
-        address: NodeAddr: a name or an address.
+        address: NodeAddr, a name or an IP address.
         hostname: NodeHostName.
     """
 
@@ -605,13 +623,13 @@ class NodePlace(msgspec.Struct, frozen=True):
 
 
 def node_addresses(cluster: str, settings: ClusterSettings) -> Mapping[str, NodePlace]:
-    """Where each node of a cluster is, by NodeName.
+    """Return the address of each node of a cluster, by NodeName.
 
     Raises:
-        SlurmError: Slurm does not answer, or says that it may not.
+        SlurmError: Slurm does not answer, or denies permission.
     """
     nodes = Machine(cluster, settings).node_states()
-    # One that is off and not shown has no place yet.
+    # A hidden powered-down node has no address yet.
     return {
         name: NodePlace(node.address, node.hostname or node.address)
         for name, node in nodes.items()
@@ -620,7 +638,7 @@ def node_addresses(cluster: str, settings: ClusterSettings) -> Mapping[str, Node
 
 
 def slurmd_uid(cluster: str, settings: ClusterSettings) -> int:
-    """The uid that slurmd runs as on a cluster's nodes (SlurmdUser).
+    """Return the uid that slurmd runs as on the nodes (SlurmdUser).
 
     Raises:
         SlurmError: Slurm does not answer.

@@ -1,7 +1,10 @@
-"""What Steward changes of a machine: states of nodes, reservations, partitions.
+"""Node, partition and reservation changes through ``scontrol create``, ``update`` and ``delete``.
 
-``scontrol update nodename=good,bad`` fails, yet changes good: so names are looked up
-first, and what came of it is told node by node.
+:class:`MachineChanging` carries out the changes; :func:`node_infos` and :func:`partition_infos`
+translate key names in advance, for callers that check permissions.
+
+``scontrol update nodename=good,bad`` fails and yet changes ``good``. So node names are validated
+before anything changes, and the result is reported for each node.
 """
 
 import re
@@ -26,7 +29,7 @@ from steward.slurm.users import People
 
 _IsDone = Callable[[NodeRecord], bool]
 Told = dict[str, str]
-"""For each node what Slurm said against it; "" for one that is as it was to be."""
+"""Slurm's error by node name; "" for a node that has the requested state."""
 
 NodeChange = Literal[
     "CANCEL_REBOOT",
@@ -45,7 +48,7 @@ NodeChange = Literal[
 CHANGES: Final[tuple[str, ...]] = get_args(NodeChange)
 _WITH_REASON: Final = frozenset({"DOWN", "DRAIN", "FAIL"})
 
-# Slurm's word for each thing that can be changed; other keys would name another target.
+# Slurm's keys that may be changed. Other keys are rejected: they could name another target.
 _NODE_KEYS: Final = (
     *("ActiveFeatures", "AvailableFeatures", "Comment", "CpuBind", "Extra", "Gres"),
     *("InstanceId", "InstanceType", "NodeAddr", "NodeHostName", "Reason", "ResumeAfter"),
@@ -66,7 +69,7 @@ _RESERVATION_KEYS: Final = (
     *("Features", "Flags", "Groups", "Licenses", "MaxStartDelay", "NodeCnt", "Nodes"),
     *("PartitionName", "QOS", "StartTime", "TRES", "Users"),
 )
-# As pyslurm, or our own records, call them; without underscores.
+# Other spellings of keys, from pyslurm and Steward's records, without underscores.
 _OTHER_NAMES: Final = {
     "nodestate": "State",
     "features": "AvailableFeatures",
@@ -94,11 +97,13 @@ _WRONG: Final = re.compile(
 
 
 class MachineChanging:
-    """Changes the machine of one cluster, as SlurmUser, root or an administrator.
+    """Changes nodes, partitions and reservations of one cluster.
+
+    Needs SlurmUser, root or an administrator.
 
     Args:
-        cluster: Its name in the configuration.
-        settings: How its commands are found and started.
+        cluster: Cluster name in Steward's configuration.
+        settings: Where Slurm's commands are and how to run them.
     """
 
     def __init__(self, cluster: str, settings: ClusterSettings) -> None:
@@ -108,22 +113,22 @@ class MachineChanging:
         self._people = People()
 
     def set_state(self, nodes: Sequence[str], state: NodeChange, reason: str = "") -> Told:
-        """Set nodes down, drain or resume them, and the like.
+        """Set the state of nodes: down, drain, resume and so on.
 
         Args:
-            nodes: Their names.
-            state: The state that is asked for, in Slurm's word.
-            reason: Why; needed for ``DOWN``, ``DRAIN`` and ``FAIL``. See :func:`reason_text`.
+            nodes: Node names.
+            state: The new state, in Slurm's word.
+            reason: Reason, required for ``DOWN``, ``DRAIN`` and ``FAIL``. See :func:`reason_text`.
 
         Returns:
-            For each node what Slurm said against it. One that is already as it is to be
-            counts as done.
+            Slurm's error for each node, or "". A node that already has the state counts as
+            changed.
 
         Raises:
-            UnknownNode: Slurm does not have all of them; nothing is changed.
-            WrongUpdate: There is no such state, or no reason.
-            SlurmRefused: Slurm does not let us; nothing is changed.
-            SlurmUnavailable: slurmctld does not answer; some may be changed.
+            UnknownNode: Slurm lacks at least one node; nothing is changed.
+            WrongUpdate: The state does not exist, or the reason is missing.
+            SlurmRefused: Slurm denies permission; nothing is changed.
+            SlurmUnavailable: slurmctld does not answer; some nodes may be changed.
         """
         if state not in CHANGES:
             raise WrongUpdate(f"{state!r} is no state to set: use one of {', '.join(CHANGES)}")
@@ -134,14 +139,14 @@ class MachineChanging:
         return self._update(nodes, words, lambda node: _is(node, state, why))
 
     def update_nodes(self, nodes: Sequence[str], infos: Mapping[str, Any]) -> Told:
-        """Change what Slurm holds of nodes: weight, features, comment and so on.
+        """Change properties of nodes, such as weight, features or comment.
 
         Args:
-            nodes: Their names.
-            infos: What to change, ``{"weight": 10}``; names in snake_case or as Slurm has them.
+            nodes: Node names.
+            infos: Changes, such as ``{"weight": 10}``; keys in snake_case or in Slurm's spelling.
 
         Returns:
-            As :meth:`set_state`.
+            Slurm's error for each node, as :meth:`set_state`.
 
         Raises:
             SlurmError: As :meth:`set_state`.
@@ -160,23 +165,23 @@ class MachineChanging:
         accounts: Sequence[str] = (),
         flags: Sequence[str] = (),
     ) -> None:
-        """Reserve nodes.
+        """Create a reservation of nodes.
 
         Args:
-            name: The reservation's.
-            nodes: Their names.
-            start: When it begins; now if None.
-            end: When it ends; else ``duration`` counts.
+            name: Reservation name.
+            nodes: Node names.
+            start: Start time; None for now.
+            end: End time; None to use ``duration``.
             duration: Minutes, ``D-HH:MM:SS`` or ``infinite``.
-            users: Who may use it; these or accounts are needed.
-            accounts: Under which accounts it may be used.
+            users: Users who may use it; either users or accounts are required.
+            accounts: Accounts whose jobs may use it.
             flags: ``MAINT``, ``IGNORE_JOBS`` and so on.
 
         Raises:
-            UnknownNode: Slurm does not have all of the nodes.
-            WrongUpdate: The reservation cannot be so, or there is one of this name.
-            SlurmRefused: Slurm does not let us.
-            SlurmError: It cannot be made for another reason.
+            UnknownNode: Slurm lacks at least one node.
+            WrongUpdate: The reservation is invalid, or its name is taken.
+            SlurmRefused: Slurm denies permission.
+            SlurmError: The reservation failed for another reason.
         """
         self._machine.node_names(",".join(nodes))
         infos: dict[str, Any] = {
@@ -192,10 +197,10 @@ class MachineChanging:
         self._run("create", "reservation", f"ReservationName={_name(name)}", *words)
 
     def update_reservation(self, name: str, infos: Mapping[str, Any]) -> None:
-        """Change a reservation; what its ``nodes`` become is all that it then has.
+        """Change a reservation. ``nodes`` replaces its whole node list.
 
         Raises:
-            UnknownReservation: There is none of this name.
+            UnknownReservation: No reservation has this name.
             SlurmError: As :meth:`create_reservation`.
         """
         checked = dict(infos)
@@ -205,7 +210,7 @@ class MachineChanging:
         self._run("update", f"ReservationName={_name(name)}", *words)
 
     def set_reservation_nodes(self, name: str, nodes: Sequence[str]) -> None:
-        """Give a reservation these nodes and no others.
+        """Replace the node list of a reservation.
 
         Raises:
             SlurmError: As :meth:`update_reservation`.
@@ -214,26 +219,27 @@ class MachineChanging:
         self.update_reservation(name, {"Nodes": nodelists.fold(nodes)})
 
     def delete_reservation(self, name: str) -> None:
-        """Take a reservation away.
+        """Delete a reservation.
 
         Raises:
-            UnknownReservation: There is none of this name.
-            SlurmError: It is not to be taken away, for jobs that use it.
+            UnknownReservation: No reservation has this name.
+            SlurmError: Jobs that use it prevent its deletion.
         """
         self._run("delete", f"ReservationName={_name(name, strict=False)}")
 
     def update_partition(self, name: str, infos: Mapping[str, Any]) -> None:
-        """Change a partition.
+        """Change the properties of a partition.
 
         Raises:
-            UnknownPartition: There is none of this name.
-            WrongUpdate: It cannot be so.
-            SlurmError: Slurm does not answer, or does not let us.
+            UnknownPartition: No partition has this name.
+            WrongUpdate: A value is invalid.
+            SlurmError: Slurm does not answer, or denies permission.
         """
         words = _words(infos, _PARTITION_KEYS, "a partition")
         self._run("update", f"PartitionName={_name(name)}", *words)
 
     def _update(self, nodes: Sequence[str], words: Sequence[str], is_done: _IsDone) -> Told:
+        """Update nodes together; after an error, one by one."""
         names = list(dict.fromkeys(nodes))
         before = self._machine.nodes(",".join(names))
         try:
@@ -241,13 +247,14 @@ class MachineChanging:
         except (SlurmRefused, SlurmUnavailable):
             raise
         except SlurmError as error:
-            # Of several nodes some may be changed all the same.
+            # After an error some of several nodes may be changed all the same.
             return self._one_by_one(list(before), words, is_done, error)
         return dict.fromkeys(before, "")
 
     def _one_by_one(
         self, names: Sequence[str], words: Sequence[str], is_done: _IsDone, error: SlurmError
     ) -> Told:
+        """Update each node that is not yet in the requested state; return the error of each."""
         after = self._machine.nodes(",".join(names))
         told: Told = {}
         for name in names:
@@ -265,13 +272,14 @@ class MachineChanging:
         return told
 
     def _known(self, users: Sequence[str]) -> list[str]:
-        """The users, of whom Slurm would say no more than that an id is invalid."""
+        """Return the users if all exist; Slurm's own error would only say that an id is invalid."""
         unknown = [user for user in users if self._people.uid(user.lstrip("+-")) is None]
         if unknown:
             raise WrongUpdate(f"there is no user {', '.join(map(repr, unknown))}")
         return list(users)
 
     def _run(self, *words: str) -> None:
+        """Run scontrol and convert its errors to specific exceptions."""
         try:
             self._commands.run("scontrol", *words)
         except (SlurmRefused, SlurmUnavailable):
@@ -289,21 +297,21 @@ class MachineChanging:
 
 
 def reason_text(text: str) -> str:
-    """A reason as Slurm stores it: one line, without the quotes that ``scontrol`` strips.
+    """Return a reason as Slurm stores it: one line, without the quotes that ``scontrol`` strips.
 
-    Slurm puts who and when behind it in brackets; a bracket in it is left as it is.
+    Slurm appends user and time in brackets; brackets inside the reason are kept.
     """
     shown = "".join(c if c.isprintable() else " " for c in text.replace('"', "'"))
     return " ".join(shown.split())[:_LONGEST_REASON].rstrip()
 
 
 def said(error: SlurmError) -> str:
-    """What Slurm said, without the command that it was said to."""
+    """Return Slurm's error message without the prefix of the command."""
     return _SPEAKER.sub("", error.said).strip("; ") or str(error)
 
 
 def _is(node: NodeRecord, state: NodeChange, reason: str) -> bool:
-    """Whether a node is as it was to be set."""
+    """Return True if a node already has the requested state."""
     flags = node.flags
     if state == "DRAIN":
         return "DRAIN" in flags and node.reason == reason
@@ -319,19 +327,19 @@ def _is(node: NodeRecord, state: NodeChange, reason: str) -> bool:
 
 
 def node_infos(infos: Mapping[str, Any]) -> dict[str, Any]:
-    """What is to be changed of nodes, under the names that Slurm has for it.
+    """Return the requested node changes under Slurm's key names.
 
-    ``State`` may be written ``node_state``, ``state_up`` or ``NodeState``: whoever looks at
-    what a change is about looks here first.
+    ``State`` may be written ``node_state``, ``state_up`` or ``NodeState``, so code that inspects a
+    change must normalize its keys here first.
 
     Raises:
-        WrongUpdate: A name is none that can be changed, or one is there twice.
+        WrongUpdate: A key is unknown, or is given twice.
     """
     return _by_key(infos, _NODE_KEYS, "a node")
 
 
 def partition_infos(infos: Mapping[str, Any]) -> dict[str, Any]:
-    """The same of a partition.
+    """Return the requested partition changes under Slurm's key names.
 
     Raises:
         WrongUpdate: As :func:`node_infos`.
@@ -340,7 +348,10 @@ def partition_infos(infos: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_key(infos: Mapping[str, Any], keys: Sequence[str], what: str) -> dict[str, Any]:
-    """The values by Slurm's keys; one that is not known would be Slurm's to guess at."""
+    """Return values by Slurm's keys.
+
+    Reject unknown keys, which Slurm might complete by guessing.
+    """
     known = {key.lower(): key for key in keys}
     known = {other: key for other, key in _OTHER_NAMES.items() if key in keys} | known
     found: dict[str, Any] = {}
@@ -357,12 +368,13 @@ def _by_key(infos: Mapping[str, Any], keys: Sequence[str], what: str) -> dict[st
 
 
 def _words(infos: Mapping[str, Any], keys: Sequence[str], what: str) -> list[str]:
-    """``Key=value`` for each."""
+    """Format changes as ``Key=value`` arguments."""
     found = _by_key(infos, keys, what)
     return [f"{key}={_value(key, value)}" for key, value in found.items()]
 
 
 def _value(key: str, value: Any) -> str:
+    """Format a value for scontrol; reject what it could misread."""
     if key == "Reason":
         return reason_text(str(value))
     if isinstance(value, bool):
@@ -379,12 +391,13 @@ def _value(key: str, value: Any) -> str:
 
 
 def _listed(value: Any) -> list[str]:
+    """Split a list, or a comma-separated text."""
     parts = value if isinstance(value, list | tuple) else str(value).split(",")
     return [str(part) for part in parts if part]
 
 
 def _name(name: str, *, strict: bool = True) -> str:
-    """A name, where it can be one; of what is there already less is asked."""
+    """Return a name if Slurm accepts it; names of existing objects are checked less strictly."""
     good = _NAME.fullmatch(name) if strict else name and name.isprintable() and "," not in name
     if not good or name.startswith("-"):
         raise WrongUpdate(f"{name!r} cannot be a name")
@@ -392,5 +405,5 @@ def _name(name: str, *, strict: bool = True) -> str:
 
 
 def _moment(at: datetime) -> str:
-    """A time as Slurm reads it under TZ=UTC."""
+    """Format a time for Slurm's commands, which run under TZ=UTC."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")

@@ -1,7 +1,10 @@
-"""What an estimate needs to know of a cluster: its partitions, its kinds of nodes, its people.
+"""Cluster model for job estimates: partitions, node shapes, billing weights, users and accounts.
 
-It is read by ``scontrol show partition``, ``node`` and ``config``, and where
-there is a slurmdbd by sacctmgr. Who has it asks Slurm nothing more.
+:func:`parse_picture` builds a :class:`Picture` from ``scontrol show config``, ``partition`` and
+``node``; :func:`parse_people` and :func:`with_people` add users from sacctmgr, where there is a
+slurmdbd. The gate and the price estimates use the model without asking Slurm again.
+
+Memory is in MiB, times are in seconds unless a name ends in ``_us``.
 """
 
 import re
@@ -19,28 +22,29 @@ from steward.slurm.values import decode_text, parse_number, parse_seconds
 
 ASK_PARTITIONS: Final = ("-a", "-o", "show", "partition")
 ASK_NODES: Final = ("-a", "-o", "show", "node")
-"""Arguments of scontrol for a picture, beside its configuration."""
+"""Arguments of scontrol that list nodes; :func:`parse_picture` takes the output."""
 
 KILL_WAIT_S: Final = 30
-"""KillWait where slurm.conf does not say, in seconds."""
+"""Slurm's default for KillWait, in seconds."""
 
 
 class _Noun(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    # Base of the model's structs; defaults are omitted when encoded.
     pass
 
 
 class NodeShape(_Noun, frozen=True):
-    """Nodes that are all alike.
+    """Group of nodes with identical hardware.
 
     Attributes:
-        nodes: Their names, as a node list.
-        count: How many they are.
-        cpus: CPUs that each has (CPUTot).
-        usable_cpus: Those that jobs can have (CPUEfctv), all but specialized ones.
-        cores: Cores that each has.
-        sockets: Sockets that each has.
-        memory_mib: RealMemory.
-        tres: GRES of each, under name and type (``gres/gpu``, ``gres/gpu:a100``).
+        nodes: Node list of the group; "" if the names are unknown.
+        count: Number of nodes.
+        cpus: CPUs per node (CPUTot).
+        usable_cpus: CPUs per node that jobs can use (CPUEfctv): all but specialized ones.
+        cores: Cores per node.
+        sockets: Sockets per node.
+        memory_mib: RealMemory per node.
+        tres: GRES per node, by name and by name and type (``gres/gpu``, ``gres/gpu:a100``).
     """
 
     nodes: str = ""
@@ -54,38 +58,37 @@ class NodeShape(_Noun, frozen=True):
 
     @property
     def cpus_per_core(self) -> int:
-        """CPUs that a core counts as: its threads, or one where the site counts cores."""
+        """CPUs per core: its threads, or 1 where CPUs are configured as cores."""
         return max(1, -(-self.cpus // max(1, self.cores)))
 
     @property
     def whole(self) -> dict[str, int]:
-        """What a job has that has the node to itself."""
+        """TRES of a job that has such a node to itself."""
         return {"cpu": self.usable_cpus, "mem": self.memory_mib, "node": 1, **self.tres}
 
 
 class PartitionPicture(_Noun, frozen=True):
-    """One partition.
+    """Partition, with the limits and defaults that apply to its jobs.
 
     Attributes:
-        name: As Slurm has it; Slurm's names are case-sensitive here.
-        shapes: Which of the picture's shapes it has, and how many nodes of each.
-        nodes: How many nodes it has.
+        name: Partition name, case-sensitive.
+        shapes: (index into ``Picture.shapes``, number of nodes) for each shape it has.
+        nodes: Number of nodes.
         max_nodes: MaxNodes; 0 for no limit.
         min_nodes: MinNodes.
         max_time_s: MaxTime in seconds; None for no limit.
-        default_time_s: DefaultTime in seconds; None where there is none.
-        over_time_s: OverTimeLimit in seconds, the cluster's where it has none of its own;
-            None for no limit.
+        default_time_s: DefaultTime in seconds; None if not set.
+        over_time_s: OverTimeLimit in seconds, its own or the cluster's; None for no limit.
         exclusive: Whether jobs get whole nodes (OverSubscribe=EXCLUSIVE).
-        selects: SelectTypeParameters of its own in lower case; "" for the cluster's.
-        def_mem_per_cpu_mib: DefMemPerCPU, the cluster's where it has none; 0 for none.
+        selects: Its own SelectTypeParameters in lower case; "" for the cluster's.
+        def_mem_per_cpu_mib: DefMemPerCPU, its own or the cluster's; 0 if not set.
         def_mem_per_node_mib: DefMemPerNode, likewise.
         max_mem_per_cpu_mib: MaxMemPerCPU, likewise.
         max_mem_per_node_mib: MaxMemPerNode, likewise.
         def_cpu_per_gpu: DefCpuPerGPU of JobDefaults, likewise.
         def_mem_per_gpu_mib: DefMemPerGPU of JobDefaults, likewise.
-        billing: TRESBillingWeights: weight of a TRES' unit by name, of ``mem`` a MiB's, as text
-            of a fraction (``1/4096``).
+        billing: TRESBillingWeights: weight per unit by TRES name (``mem`` per MiB), as the text of
+            a fraction (``1/4096``).
     """
 
     name: str
@@ -108,27 +111,27 @@ class PartitionPicture(_Noun, frozen=True):
 
 
 class Picture(_Noun, frozen=True):
-    """One cluster at one moment.
+    """Model of one cluster at one moment.
 
     Attributes:
-        cluster: Its name.
-        taken_us: When it was taken, µs since the epoch.
-        zone: IANA name of the zone that its times of day are of; "" for this host's.
-        partitions: By name.
-        default_partition: Name of the default one; "" for none.
-        shapes: The kinds of nodes there are.
+        cluster: Cluster name.
+        taken_us: Time of the query, µs since the epoch.
+        zone: IANA name of the cluster's time zone; "" for this host's.
+        partitions: Partitions by name.
+        default_partition: Name of the default partition; "" if none.
+        shapes: Node shapes that the partitions refer to.
         selects: SelectTypeParameters in lower case.
-        linear: Whether whole nodes are handed out always (select/linear).
-        billing_max: Kinds of TRES of which billing counts the dearest alone (``cpu``, ``gres``);
-            it adds every other TRES. Empty without MAX_TRES and MAX_TRES_GRES.
-        tracked: AccountingStorageTRES: what AllocTRES can show.
-        max_array: MaxArraySize; 0 where it is not known.
-        kill_wait_s: KillWait in seconds: how long a job may go on that is to end.
-        accounting: Whether there is a slurmdbd.
-        users: Names of the users that slurmdbd knows, by uid.
+        linear: Whether jobs always get whole nodes (select/linear).
+        billing_max: Kinds of TRES (``cpu``, ``gres``) of which billing counts only the most
+            expensive; all other TRES are added. Empty without MAX_TRES and MAX_TRES_GRES.
+        tracked: AccountingStorageTRES: the TRES that AllocTRES can show.
+        max_array: MaxArraySize; 0 if unknown.
+        kill_wait_s: KillWait in seconds: how long an ending job may continue.
+        accounting: Whether the cluster has a slurmdbd.
+        users: User names in slurmdbd, by uid.
         accounts: Default account by user name.
-        qos: Default QOS, by ``ACCOUNT/USER``, of all associations; "" where one names none.
-        enforced: Whether Slurm refuses jobs of users without an association.
+        qos: Default QOS of all associations by ``ACCOUNT/USER``; "" if an association has none.
+        enforced: Whether Slurm rejects jobs of users without an association.
     """
 
     cluster: str
@@ -150,17 +153,17 @@ class Picture(_Noun, frozen=True):
     qos: dict[str, str] = {}
 
     def tracks(self, name: str) -> bool:
-        """Whether AllocTRES shows this TRES, so that what a job used of it can be told."""
+        """Return True if AllocTRES shows this TRES, so that its use by a job can be read."""
         if not self.tracked:
             return True
         if not self.accounting and name.startswith("gres/"):
-            # slurmdbd gives GRES the numbers that they are counted under.
+            # Only slurmdbd assigns the numbers under which Slurm counts GRES.
             return False
         return name in self.tracked
 
 
 _WORD: Final = re.compile(r"(?:^| )([A-Za-z/]+)=(\S*)")
-# Those of a node's words that stand before, or can be no part of, what somebody wrote.
+# Fields of a node that come before any text users write, or that such text cannot contain.
 _NODE: Final = re.compile(r"^NodeName=(\S+) ", re.MULTILINE)
 _SHOWN: Final = frozenset(
     ("CoresPerSocket", "CPUTot", "CPUEfctv", "Gres", "RealMemory", "Sockets", "Partitions")
@@ -178,15 +181,15 @@ def parse_picture(
     zone: str = "",
     taken_us: int = 0,
 ) -> Picture:
-    """A cluster's picture, without people.
+    """Build the model of a cluster, without users and accounts.
 
     Args:
-        cluster: Its name.
-        config: What ``scontrol show config`` shows.
-        partitions: What ``scontrol -a -o show partition`` wrote.
-        nodes: What ``scontrol -a -o show node`` wrote.
-        zone: Its zone.
-        taken_us: When it was asked, µs since the epoch.
+        cluster: Cluster name.
+        config: Settings from ``scontrol show config``.
+        partitions: Output of ``scontrol -a -o show partition``.
+        nodes: Output of ``scontrol -a -o show node``.
+        zone: IANA name of the cluster's time zone.
+        taken_us: Time of the query, µs since the epoch.
     """
     shapes, members = _shapes(nodes)
     found: dict[str, PartitionPicture] = {}
@@ -220,12 +223,13 @@ def parse_picture(
 
 
 def parse_people(named: bytes, associations: bytes, known: People) -> People_:
-    """Users by uid, default accounts by user, and default QOS by account and user.
+    """Return users by uid, default accounts by user, and default QOS by ``ACCOUNT/USER``.
 
     Args:
-        named: What ``sacctmgr -n -P show user format=User,DefaultAccount`` wrote.
-        associations: The same of ``assoc format=Account,User,DefaultQOS,Partition``.
-        known: Who looks names up.
+        named: Output of ``sacctmgr -n -P show user format=User,DefaultAccount``.
+        associations: Output of ``sacctmgr -n -P show assoc
+            format=Account,User,DefaultQOS,Partition``.
+        known: Resolves names.
     """
     users: dict[int, str] = {}
     accounts: dict[str, str] = {}
@@ -242,7 +246,7 @@ def parse_people(named: bytes, associations: bytes, known: People) -> People_:
     for line in decode_text(associations).split("\n"):
         words = line.split("|")
         if len(words) == 4 and words[1]:
-            # One of one partition alone does not say what QOS holds in the others.
+            # An association of a single partition does not determine the QOS in the others.
             qos.setdefault(f"{words[0]}/{words[1]}", "")
             if words[2] and not words[3]:
                 qos[f"{words[0]}/{words[1]}"] = words[2]
@@ -253,11 +257,12 @@ _BILLING_MAX: Final = {
     "MAX_TRES": ("cpu", "mem", "node", "gres"),
     "MAX_TRES_GRES": ("cpu", "mem", "node"),
 }
-"""Kinds of TRES of which billing counts the dearest alone, by PriorityFlags of slurm.conf(5)."""
+"""Kinds of TRES of which billing counts only the most expensive, by PriorityFlags (slurm.conf(5)).
+"""
 
 
 def _billing_max(flags: str) -> tuple[str, ...]:
-    """Read PriorityFlags as ``scontrol show config`` writes them."""
+    """Return the kinds of TRES that PriorityFlags makes billing count by maximum."""
     for flag in flags.upper().split(","):
         if kinds := _BILLING_MAX.get(flag.strip()):
             return kinds
@@ -265,11 +270,11 @@ def _billing_max(flags: str) -> tuple[str, ...]:
 
 
 _ASSOCIATED: Final = frozenset({"associations", "limits", "qos", "safe", "wckeys", "all"})
-"""What of AccountingStorageEnforce asks for an association, see slurm.conf(5)."""
+"""Values of AccountingStorageEnforce that require an association, see slurm.conf(5)."""
 
 
 def _shapes(nodes: bytes) -> tuple[list[NodeShape], dict[str, dict[int, int]]]:
-    """The kinds of nodes, and for each partition how many it has of each."""
+    """Group nodes by hardware; return the shapes and how many of each a partition has."""
     kinds: dict[tuple[str, ...], list[str]] = {}
     parts: dict[tuple[str, ...], dict[str, int]] = {}
     for line in nodes.decode("utf-8", "backslashreplace").splitlines():
@@ -278,7 +283,8 @@ def _shapes(nodes: bytes) -> tuple[list[NodeShape], dict[str, dict[int, int]]]:
             continue
         shown: dict[str, str] = {}
         for name, value in _WORD.findall(line):
-            # Texts that people write come last: what is there already holds.
+            # Text that people write comes last in a line, so the first value of a field is
+            # genuine.
             if name in _SHOWN:
                 shown.setdefault(name, value)
         key = tuple(
@@ -299,6 +305,7 @@ def _shapes(nodes: bytes) -> tuple[list[NodeShape], dict[str, dict[int, int]]]:
 
 
 def _shape(key: tuple[str, ...], names: list[str]) -> NodeShape:
+    """Build a node shape from a group's fields."""
     cpus, usable, sockets, cores, memory, gres = key
     total = parse_number(cpus) or 1
     of_sockets = parse_number(sockets) or 1
@@ -321,6 +328,7 @@ def _partition(
     members: Mapping[int, int],
     shapes: list[NodeShape],
 ) -> PartitionPicture:
+    """Build the model of a partition."""
     defaults = {
         **_defaults(config.get("JobDefaults", "")),
         **_defaults(shown.get("JobDefaults", "")),
@@ -341,7 +349,7 @@ def _partition(
         max_time_s=parse_seconds(shown.get("MaxTime", "")),
         default_time_s=parse_seconds(shown.get("DefaultTime", "")),
         over_time_s=_over_time(shown.get("OverTimeLimit", ""), config.get("OverTimeLimit", "")),
-        # 26.05 says it in a word of its own.
+        # Slurm 26.05 has a field of its own for this.
         exclusive=shown.get("OverSubscribe") == "EXCLUSIVE" or shown.get("Exclusive") == "NODE",
         selects="" if selects == "none" else selects,
         **_memory(shown, config),
@@ -352,9 +360,10 @@ def _partition(
 
 
 def _memory(shown: Mapping[str, str], config: Mapping[str, str]) -> dict[str, int]:
-    """The defaults and limits of memory: a partition's own, or the cluster's.
+    """Return memory defaults and limits: the partition's own, or the cluster's.
 
-    Of each pair (by CPU, by node) one alone holds, and a partition's hides both of the cluster's.
+    Of each pair (per CPU, per node) only one applies. A partition's value hides both of the
+    cluster's.
     """
     found: dict[str, int] = {}
     for which in ("Def", "Max"):
@@ -371,10 +380,10 @@ def _memory(shown: Mapping[str, str], config: Mapping[str, str]) -> dict[str, in
 def _unseen(
     shown: Mapping[str, str], count: int, kinds: Mapping[int, int], shapes: list[NodeShape]
 ) -> NodeShape | None:
-    """Nodes that Slurm counts but does not show, as those of a cloud that are powered down.
+    """Return a shape for nodes that Slurm counts but hides, such as powered-down cloud nodes.
 
-    What they have is what the partition has beside the others; none is known singly, so that
-    each is taken for all that is left, up to the mean of it where they are many.
+    Their TRES are the partition's total minus those of listed nodes, divided by their number and
+    rounded up.
     """
     missing = count - sum(kinds.values())
     if missing <= 0:
@@ -390,7 +399,7 @@ def _unseen(
         count=missing,
         cpus=cpus,
         usable_cpus=cpus,
-        # Two threads a core is the most there is on all but a few machines.
+        # Nearly all machines have at most two threads per core.
         cores=max(1, cpus // 2),
         memory_mib=max(1, each.get("mem", 1)),
         tres={name: amount for name, amount in each.items() if name.startswith("gres/") and amount},
@@ -398,7 +407,10 @@ def _unseen(
 
 
 def _over_time(own: str, clusters: str) -> int | None:
-    """OverTimeLimit in seconds: ``NONE`` is the cluster's, ``5`` and ``5 min`` are minutes."""
+    """Parse OverTimeLimit into seconds.
+
+    ``5`` and ``5 min`` are minutes, ``NONE`` means the cluster's.
+    """
     text = clusters if own in ("", "NONE", "(null)") else own
     if text.upper() in ("UNLIMITED", "INFINITE"):
         return None
@@ -407,13 +419,13 @@ def _over_time(own: str, clusters: str) -> int | None:
 
 
 def _kill_wait(text: str) -> int:
-    """KillWait in seconds: ``30 sec``."""
+    """Parse KillWait (``30 sec``) into seconds."""
     seconds = parse_number(text.partition(" ")[0])
     return KILL_WAIT_S if seconds is None else seconds
 
 
 def _defaults(text: str) -> dict[str, int]:
-    """JobDefaults: ``DefCpuPerGPU=4,DefMemPerGPU=2048``."""
+    """Parse JobDefaults: ``DefCpuPerGPU=4,DefMemPerGPU=2048``."""
     return {
         name: count
         for name, _, value in (part.partition("=") for part in text.split(","))
@@ -428,16 +440,17 @@ _WEIGHT: Final = re.compile(
 
 
 def _weight(number: str) -> Fraction:
+    """Parse a billing weight as strtod(3) does."""
     if "x" in number.lower():
         return Fraction(float.fromhex(number))
-    # By way of a double, like Slurm, where a number can be of any size or length.
+    # Like Slurm, go through a double if the number is long or has an exponent.
     return (
         Fraction(float(number)) if "e" in number.lower() or len(number) > 15 else Fraction(number)
     )
 
 
 def _weights(text: str) -> dict[str, str]:
-    """TRESBillingWeights: ``CPU=1.0,Mem=0.25G,GRES/gpu:a100=2``, of memory for a MiB."""
+    """Parse TRESBillingWeights: ``CPU=1.0,Mem=0.25G,GRES/gpu:a100=2``; memory per MiB."""
     found: dict[str, str] = {}
     for part in text.split(","):
         name, equals, weight = part.rpartition("=")
@@ -449,16 +462,16 @@ def _weights(text: str) -> dict[str, str]:
         except (ValueError, OverflowError):
             continue
         if match[2]:
-            # A weight with a suffix is that of so much: 0.25G is a quarter for each GiB.
+            # A suffix is the unit that the weight applies to: 0.25G is 0.25 per GiB.
             per = amount_of_tres(name.lower(), f"1{match[2]}")
             value = value / per if per else value * 1024
-        # Slurm knows TRES by name in any case, but a GRES' type is as it is written.
+        # Slurm ignores case in TRES names, but not in the type of a GRES.
         kind, slash, rest = name.partition("/")
         found[kind.lower() + slash + rest] = str(value)
     return found
 
 
 def with_people(shown: Picture, found: People_) -> Picture:
-    """The picture with the people in it."""
+    """Return the model with users, accounts and QOS added."""
     users, accounts, qos = found
     return msgspec.structs.replace(shown, users=users, accounts=accounts, qos=qos)

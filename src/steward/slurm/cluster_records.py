@@ -1,9 +1,11 @@
-"""Reads what ``scontrol -a -o show node|partition|reservation`` writes, one record a line.
+"""Parser for ``scontrol -a -o show node``, ``partition`` and ``reservation``: one record per line.
 
-The text form escapes nothing. A node's reason, comment and extra come last, so that
-nothing in them can pass for its state; where they make the end of the reason doubtful the
-answer says so, and :class:`steward.slurm.cluster.Machine` asks in a form that cannot be
-misread.
+:func:`nodes`, :func:`partitions` and :func:`reservations` return typed records;
+:class:`NodeReader` parses repeated node listings faster.
+
+The text form escapes nothing. A node's reason, comment and extra come last, so they cannot be
+mistaken for its state. If they leave the end of the reason uncertain, the result says so, and
+:class:`steward.slurm.cluster.Machine` asks again in an unambiguous form.
 """
 
 import re
@@ -28,13 +30,13 @@ from steward.slurm.values import (
 
 _TEXTS: Final = re.compile(r"\s(Reason|Comment|Extra)=")
 _WHEN: Final = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d|Unknown|None"
-# Who gave the reason, and when: behind its first line. Further lines, indented, may follow.
+# User and time of a reason, at the end of its first line; further lines are indented.
 _GIVEN: Final = re.compile(rf" ?\[([^\[\]@\s]*)@({_WHEN})\](?=$| Comment=| Extra=|\s{{7}})")
 _AFTER: Final = re.compile(r" (?:Comment|Extra)=")
 _USER: Final = re.compile(r"(.*)\((\d{1,10})\)")
 _MIB: Final = 1024 * 1024
 
-# Slurm's words where its own programs, and pyslurm, call the same thing otherwise.
+# Field names of Slurm's own programs and of pyslurm that are not simply snake_case.
 _NODE_NAMES: Final = {
     "NodeName": "name",
     "CPUAlloc": "alloc_cpus",
@@ -57,7 +59,7 @@ _NODE_NAMES: Final = {
     "ReservationName": "reservation",
 }
 _ALWAYS: Final[dict[str, Any]] = {"core_spec_cnt": None, "cpu_spec_list": None}
-"""Fields that scontrol leaves out where they are empty."""
+"""Fields that scontrol omits when empty."""
 _LOAD: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _PARTITION_NAMES: Final = {
     "PartitionName": "name",
@@ -79,29 +81,29 @@ _RESERVATION_NAMES: Final = {
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What Slurm shows of a node.
+    """Node as Slurm shows it.
 
     Attributes:
         name: NodeName.
-        base: Its state without flags.
-        flags: Its state's flags, in the alphabet's order.
-        state: Both in one form, see :func:`steward.slurm.node_states.format_node_state`.
-        reason: Why it is as it is, "" for none; hostile text on one line.
-        reason_user: Who said so, by Slurm.
-        reason_uid: The same, where the name is known here.
-        reason_at: When, UTC.
-        partitions: The partitions that it is in.
-        cpus: How many it has.
-        cpus_allocated: How many jobs have.
-        memory_bytes: What it has for jobs.
-        features: Its available features.
-        gres: As Slurm writes them; "" for none.
-        boot_at: When the host booted, as its slurmd said.
-        slurmd_started_at: When slurmd started.
+        base: Base state, without flags.
+        flags: State flags, sorted.
+        state: Base and flags as one text, see :func:`steward.slurm.node_states.format_node_state`.
+        reason: Reason of the state, on one line; "" if none. Untrusted text.
+        reason_user: User who gave the reason, as Slurm names them.
+        reason_uid: Uid of that user, if it resolves here.
+        reason_at: Time of the reason, UTC.
+        partitions: Names of its partitions.
+        cpus: Number of CPUs.
+        cpus_allocated: Number of CPUs allocated to jobs.
+        memory_bytes: RealMemory in bytes.
+        features: Available features.
+        gres: GRES as Slurm writes them; "" if none.
+        boot_at: Boot time of the host, as slurmd reported it.
+        slurmd_started_at: Start time of slurmd.
         address: NodeAddr.
         hostname: NodeHostName.
-        version: slurmd's version; "" before it has registered.
-        details: Everything that Slurm shows, in snake_case; times as seconds since the epoch.
+        version: slurmd's version; "" before it registers.
+        details: All fields that Slurm shows, in snake_case; times as seconds since the epoch.
     """
 
     name: str
@@ -127,13 +129,13 @@ class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What Slurm shows of a partition.
+    """Partition as Slurm shows it.
 
     Attributes:
         name: PartitionName.
         state: ``UP``, ``DOWN``, ``DRAIN``, ``INACTIVE``.
-        nodes: Its node list; "" for none.
-        details: Everything that Slurm shows.
+        nodes: Its node list; "" if empty.
+        details: All fields that Slurm shows, in snake_case.
     """
 
     name: str
@@ -143,19 +145,19 @@ class PartitionRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReservationRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What Slurm shows of a reservation.
+    """Reservation as Slurm shows it.
 
     Attributes:
         name: ReservationName.
         state: ``ACTIVE`` or ``INACTIVE``.
-        nodes: Its node list; "" for none.
-        start: When it begins, UTC.
-        end: When it ends, UTC.
-        users: Whose it is, among others.
-        accounts: Under which accounts it may be used.
-        partition: The partition that it is of; "" for none.
+        nodes: Its node list; "" if empty.
+        start: Start time, UTC.
+        end: End time, UTC.
+        users: Users who may use it.
+        accounts: Accounts whose jobs may use it.
+        partition: Its partition; "" if none.
         flags: Its flags.
-        details: Everything that Slurm shows.
+        details: All fields that Slurm shows, in snake_case.
     """
 
     name: str
@@ -171,13 +173,13 @@ class ReservationRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Why a node is as it is, who said so, and when.
+    """Reason of a node's state, with user and time.
 
     Attributes:
-        text: On one line; "" for none.
-        user: By Slurm's name for them.
-        uid: The same, where it is known.
-        at: When, UTC.
+        text: The reason on one line; "" if none.
+        user: User who gave it, as Slurm names them.
+        uid: Uid of that user, if known.
+        at: Time, UTC.
     """
 
     text: str = ""
@@ -187,12 +189,12 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """A record of a text, and how far that can be trusted.
+    """Parsed node record and how far to trust it.
 
     Attributes:
-        node: What it says.
-        is_sure: Whether no text of a node before it can have written it.
-        has_sure_reason: Whether it is clear where its reason ends.
+        node: The record.
+        is_sure: False if text of an earlier node may have forged this record.
+        has_sure_reason: Whether the end of the reason is certain.
     """
 
     node: NodeRecord
@@ -201,13 +203,13 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 class NodeReader:
-    """Reads the same nodes again and again: a line that was there the last time is known.
+    """Parser for repeated node listings that skips lines unchanged since the last one.
 
-    Ten thousand lines take seconds to read; nearly all of them are those of a second ago.
-    The records come without ``details``, for they are kept.
+    Parsing ten thousand lines takes seconds, and nearly all are the same a second later. Records
+    are cached, so they come without ``details``.
 
     Args:
-        people: Who looks up who gave the reasons.
+        people: Resolves the users who gave reasons.
     """
 
     def __init__(self, people: People) -> None:
@@ -215,7 +217,7 @@ class NodeReader:
         self._known: dict[str, tuple[NodeRecord, bool, bool]] = {}
 
     def nodes(self, out: bytes) -> list[Shown]:
-        """As :func:`nodes`."""
+        """Parse a listing as :func:`nodes` does."""
         before, self._known = self._known, {}
         found: list[Shown] = []
         is_sure = True
@@ -223,28 +225,32 @@ class NodeReader:
             read = before.get(line) or self._read(line)
             node, has_sure_reason, is_plain = read
             if node.reason_uid is not None or not node.reason_user:
-                # Else the user's name may be known the next time.
+                # An unresolved user name may resolve the next time.
                 self._known[line] = read
             found.append(Shown(node, is_sure, has_sure_reason))
             is_sure &= is_plain
         return found
 
     def _read(self, line: str) -> tuple[NodeRecord, bool, bool]:
+        """Parse a line into a record without ``details``."""
         node, has_sure_reason = _node(line, self._people)
         return msgspec.structs.replace(node, details={}), has_sure_reason, _is_plain(line)
 
 
 def _is_plain(line: str) -> bool:
-    """Whether all of a line is Slurm's own; where it is not, it may speak of all that follow."""
+    """Return True if Slurm wrote the whole line.
+
+    Free text in it may forge the lines that follow.
+    """
     return _AFTER.search(line) is None and "\n" not in line and " State=" in line
 
 
 def nodes(out: bytes, people: People) -> list[Shown]:
-    """The nodes that a text shows; a name may be there twice if somebody's comment says so.
+    """Parse nodes. A name occurs twice if a comment contains a line that looks like a node.
 
     Args:
-        out: What ``scontrol -a -o show node`` wrote.
-        people: Who looks up who gave the reasons.
+        out: Output of ``scontrol -a -o show node``.
+        people: Resolves the users who gave reasons.
     """
     found: list[Shown] = []
     is_sure = True
@@ -256,7 +262,7 @@ def nodes(out: bytes, people: People) -> list[Shown]:
 
 
 def powered_down(name: str) -> NodeRecord:
-    """A node that Slurm does not show while it is off: nothing else is known of it."""
+    """Return the record of a node that Slurm hides while it is powered down."""
     base, flags = UNKNOWN, ("CLOUD", "POWERED_DOWN")
     state = format_node_state(base, flags)
     return NodeRecord(
@@ -265,7 +271,7 @@ def powered_down(name: str) -> NodeRecord:
 
 
 def partitions(out: bytes) -> dict[str, PartitionRecord]:
-    """The partitions that ``scontrol -a -o show partition`` wrote."""
+    """Parse ``scontrol -a -o show partition`` into records by name."""
     found: dict[str, PartitionRecord] = {}
     for line in split_records(out, "PartitionName="):
         fields = dict(split_fields(line))
@@ -280,7 +286,7 @@ def partitions(out: bytes) -> dict[str, PartitionRecord]:
 
 
 def reservations(out: bytes) -> dict[str, ReservationRecord]:
-    """The reservations that ``scontrol -a -o show reservation`` wrote; {} for none."""
+    """Parse ``scontrol -a -o show reservation`` into records by name."""
     found: dict[str, ReservationRecord] = {}
     for line in split_records(out, "ReservationName="):
         fields = dict(split_fields(line))
@@ -301,7 +307,7 @@ def reservations(out: bytes) -> dict[str, ReservationRecord]:
 
 
 def with_reason(node: NodeRecord, reason: Reason) -> NodeRecord:
-    """The record with a reason, and who gave it."""
+    """Return a node record with its reason replaced."""
     details = {
         "reason": reason.text or None,
         "reason_time": to_epoch(reason.at),
@@ -319,7 +325,7 @@ def with_reason(node: NodeRecord, reason: Reason) -> NodeRecord:
 
 
 def reason_of_sinfo(user: str, at: str, text: str) -> Reason:
-    """A reason as sinfo's ``%U``, ``%H`` and ``%E`` show it; nothing for ``none``."""
+    """Build a reason from sinfo's ``%U``, ``%H`` and ``%E``; empty for ``none``."""
     match = _USER.fullmatch(user.strip())
     if match is None:
         return Reason()
@@ -327,6 +333,7 @@ def reason_of_sinfo(user: str, at: str, text: str) -> Reason:
 
 
 def _node(line: str, people: People) -> tuple[NodeRecord, bool]:
+    """Parse a node's record; also return True if the end of its reason is certain."""
     texts = _TEXTS.search(line)
     fields = dict(split_fields(line[: texts.start()] if texts else line))
     base, flags = parse_node_state(fields.get("State", ""))
@@ -358,15 +365,15 @@ def _node(line: str, people: People) -> tuple[NodeRecord, bool]:
 
 
 def _hundredths(load: str) -> int | None:
-    """A load as Slurm's own record has it, in hundredths; None where slurmd told none."""
+    """Convert CPULoad to hundredths, as in Slurm's own record; None if slurmd reported none."""
     return round(100 * float(load)) if _LOAD.fullmatch(load) else None
 
 
 def _reason(tail: str, people: People) -> tuple[Reason, bool]:
-    """The reason in what stands behind Slurm's own words, and whether it surely is that.
+    """Parse the reason after a node's own fields; also return True if its end is certain.
 
-    It ends with who gave it and when; but the same may stand in the reason itself, or in
-    the comment behind it.
+    A reason ends with its user and time. The reason or the comment after it may contain the same
+    pattern.
     """
     if not tail[1:].startswith("Reason="):
         return Reason(), True
@@ -388,15 +395,15 @@ def _reason(tail: str, people: People) -> tuple[Reason, bool]:
 
 
 def _uid(user: str, people: People) -> int | None:
-    """The uid of whom Slurm names; a number where it could not."""
-    # 22.05 writes this for every uid that does not resolve, and nobody gives reasons.
+    """Return the uid of a user as Slurm names them; Slurm prints the number if unresolved."""
+    # Slurm 22.05 prints "nobody" for every unresolved uid, and nobody gives reasons.
     if user == "nobody":
         return None
     return int(user) if re.fullmatch(r"[0-9]{1,10}", user) else people.uid(user)
 
 
 def _remarks(tail: str) -> dict[str, Any]:
-    """Comment and extra, as far as they can be told from each other."""
+    """Return comment and extra, as far as their boundary is certain."""
     found: dict[str, Any] = {}
     parts = re.split(r" (Comment|Extra)=", tail)
     for name, text in zip(parts[1::2], parts[2::2], strict=True):

@@ -1,8 +1,11 @@
-"""Runs Slurm's commands: with an environment of our own, a time-out, and errors that say why.
+"""Slurm command runner: clean environment, time-out, and errors that name the cause.
 
-Slurm's commands read dozens of variables (SQUEUE_FORMAT, SLURM_TIME_FORMAT,
-SACCT_FEDERATION …) that change what they print, so they get none of ours:
-the environment is made here, with one zone and one locale.
+:class:`Commands` starts squeue, scontrol, sacct and the others for one cluster, without a shell.
+Every other module of this package goes through it.
+
+Dozens of environment variables (SQUEUE_FORMAT, SLURM_TIME_FORMAT, SACCT_FEDERATION …) change what
+Slurm's commands print. So none is inherited but those in ``_INHERITED``; the zone is UTC and the
+locale C.
 """
 
 import logging
@@ -28,12 +31,12 @@ from steward.slurm.settings import ClusterSettings
 log = logging.getLogger(__name__)
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-# What a site may need so that its commands run at all; none of these changes what they print.
+# Variables that a site may need for the commands to run; none changes what they print.
 _INHERITED = ("PATH", "LD_LIBRARY_PATH", "SLURM_CONF")
 
 _LONGEST_SAID = 500
 
-# Slurm's messages as its commands write them on stderr (slurm_errno.c and the commands' own).
+# Messages on stderr (slurm_errno.c and the commands' own) that determine the exception type.
 _UNKNOWN_JOB = re.compile(r"Invalid job id specified")
 _REFUSED = re.compile(
     r"Access/permission denied|Invalid user id|Only (?:root|slurm)|not authorized|"
@@ -55,11 +58,11 @@ _AWAY = re.compile(
 
 
 class Commands:
-    """Slurm's commands as one cluster needs them.
+    """Runs Slurm's commands for one cluster.
 
     Args:
-        cluster: Its name, for messages.
-        settings: slurm_conf, slurm_bin, slurm_prefix and command_timeout_s are used.
+        cluster: Cluster name, for messages.
+        settings: Uses slurm_conf, slurm_bin, slurm_prefix and command_timeout_s.
     """
 
     def __init__(self, cluster: str, settings: ClusterSettings) -> None:
@@ -67,17 +70,17 @@ class Commands:
         self._settings = settings
 
     def environment(self) -> dict[str, str]:
-        """The variables that a command is given: times in UTC, text in no language."""
+        """Return the environment of a command: UTC times and the C locale."""
         kept = {name: os.environ[name] for name in _INHERITED if os.environ.get(name)}
         kept.setdefault("PATH", _PATH)
         if self._settings.slurm_conf:
             kept["SLURM_CONF"] = self._settings.slurm_conf
-        # 1024 bytes of a task expression are enough for all but torn arrays; without a
-        # bound one array's expression may be as long as the rest of the queue.
+        # 1024 bytes suffice for the task expression of all but heavily split arrays; without a
+        # limit one expression can be as long as the rest of the queue.
         return {**kept, "LC_ALL": "C", "TZ": "UTC", "SLURM_BITSTR_LEN": "1024"}
 
     def command(self, program: str, *arguments: str) -> list[str]:
-        """The words that start ``program``, with the cluster's prefix and directory."""
+        """Return the argument vector for ``program``, with the cluster's prefix and directory."""
         where = self._settings.slurm_bin
         return [
             *self._settings.slurm_prefix,
@@ -86,9 +89,9 @@ class Commands:
         ]
 
     def stamp(self, program: str) -> tuple[int, ...]:
-        """What tells the file of a command from the one that takes its place; () for unknown."""
+        """Return a fingerprint of the program file, which changes on upgrade; () if unknown."""
         if self._settings.slurm_prefix:
-            return ()  # it is in another root, maybe on another host
+            return ()  # the program is in another root, perhaps on another host
         found = shutil.which(self.command(program)[0], path=self.environment()["PATH"])
         try:
             status = os.stat(found or "")
@@ -104,22 +107,22 @@ class Commands:
         timeout_s: float | None = None,
         user: str = "",
     ) -> bytes:
-        """What a command writes on stdout.
+        """Run a command and return its standard output.
 
         Args:
-            program: Its name ("squeue").
+            program: Program name, such as "squeue".
             arguments: Its arguments.
-            variables: Environment variables for this one call; unlike arguments, other
-                users cannot read them in /proc.
-            timeout_s: Seconds that it may take; the cluster's setting if None.
-            user: Who runs it, where we are root; else it is run by us all the same.
+            variables: Extra environment variables. Unlike arguments, other users cannot read them
+                in /proc.
+            timeout_s: Time-out in seconds; None for the cluster's setting.
+            user: Run as this user if we are root; otherwise run as ourselves.
 
         Raises:
-            SlurmMissing: There is no such command.
-            SlurmUnavailable: Slurm's daemon does not answer, or not in time.
-            SlurmRefused: Slurm does not let us.
-            UnknownJob: Slurm knows no such job.
-            SlurmError: It failed for another reason.
+            SlurmMissing: The program does not exist.
+            SlurmUnavailable: The daemon does not answer, or not in time.
+            SlurmRefused: Slurm denies permission.
+            UnknownJob: Slurm does not know the job.
+            SlurmError: The command failed for another reason.
         """
         words = self.command(program, *arguments)
         limit_s = timeout_s if timeout_s is not None else self._settings.command_timeout_s
@@ -127,20 +130,20 @@ class Commands:
         code, out, err = self._run(words, environment, limit_s, user=self._other(user))
         said = _tidy(err)
         if code != 0 or (not out and _AWAY.search(said)):
-            # scontrol says on stdout that there is no such node.
+            # scontrol reports an unknown node on stdout.
             raise self._error(words, code, said or _tidy(out.decode("utf-8", "backslashreplace")))
         return out
 
     def run_into(
         self, file: BinaryIO, program: str, *arguments: str, timeout_s: float | None = None
     ) -> None:
-        """Run a command that may write more than memory should hold: into a file.
+        """Run a command with its output written to a file, because it may exceed memory.
 
         Args:
-            file: Takes what the command writes on stdout.
-            program: Its name ("sacct").
+            file: Receives standard output.
+            program: Program name, such as "sacct".
             arguments: Its arguments.
-            timeout_s: Seconds that it may take; the cluster's setting if None.
+            timeout_s: Time-out in seconds; None for the cluster's setting.
 
         Raises:
             SlurmError: As :meth:`run` raises it.
@@ -160,6 +163,7 @@ class Commands:
         stdout: int = subprocess.PIPE,
         user: pwd.struct_passwd | None = None,
     ) -> tuple[int, bytes, str]:
+        """Start a program and return exit code, stdout and stderr; kill its group on time-out."""
         try:
             process = subprocess.Popen(
                 words,
@@ -192,17 +196,18 @@ class Commands:
         return process.returncode, out or b"", err.decode("utf-8", "backslashreplace")
 
     def _other(self, user: str) -> pwd.struct_passwd | None:
-        """Whom a command is to be run as instead of us; None where that is nobody else."""
-        # What stands before the command (chroot, sudo) needs us, or chooses the user itself.
+        """Return the user to run a command as, or None to run it as ourselves."""
+        # A prefix (chroot, sudo) needs our rights, or chooses the user.
         if not user or os.geteuid() != 0 or self._settings.slurm_prefix:
             return None
         try:
             found = pwd.getpwnam(user)
         except (KeyError, ValueError):
-            return None  # the command is run by us, and says who should have
+            return None  # run as ourselves; Slurm's error then names the user it requires
         return None if found.pw_uid == 0 else found
 
     def _missing(self, words: Sequence[str], said: str) -> SlurmMissing:
+        """Return the error for a program that does not exist."""
         return SlurmMissing(
             f"cluster {self._cluster}: there is no command {words[0]}: "
             "set slurm_bin to the directory of Slurm's commands, or install them",
@@ -211,6 +216,7 @@ class Commands:
         )
 
     def _error(self, words: Sequence[str], code: int, said: str) -> SlurmError:
+        """Return the exception for a failed command, chosen by its message."""
         if code in (126, 127) and self._settings.slurm_prefix:
             return self._missing(words, said)
         what = f"cluster {self._cluster}: '{_short(words)}' failed: {said or f'exit code {code}'}"
@@ -228,12 +234,13 @@ class Commands:
 
 
 def _short(words: Sequence[str]) -> str:
+    """Return a command line of at most 120 characters for messages."""
     text = " ".join(words)
     return text if len(text) <= 120 else text[:117] + "..."
 
 
 def _tidy(said: str) -> str:
-    """What a command said, as one line of bounded length."""
+    """Return a message as one line of bounded length."""
     lines = (" ".join(line.split()) for line in said.splitlines())
     text = "; ".join(line for line in lines if line)
     return text if len(text) <= _LONGEST_SAID else text[: _LONGEST_SAID - 3] + "..."

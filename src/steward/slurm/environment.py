@@ -1,9 +1,8 @@
-"""Slurm's spool file ``environment``: what is in it, and what is odd about it.
+"""Job environments: parse and redact slurmctld's spool file ``environment``.
 
-The format is slurmctld's own: a native-endian uint32 with the number of
-entries, then each entry as a NUL-terminated string. Values may hold newlines
-and ``=``; a count of 0 with nothing behind it is legal. What is cut short or
-miscounted is kept as it is, and flagged.
+Format: a native-endian uint32 with the number of entries, then each entry as a NUL-terminated
+string. Values may contain newlines and ``=``. A count of 0 without entries is valid. Truncated or
+miscounted files are kept as they are and flagged (:data:`SHORT`, :data:`MISCOUNTED`).
 """
 
 import struct
@@ -19,7 +18,7 @@ MISCOUNTED = "environment-count"
 
 _COUNT = struct.Struct("=I")
 COUNT_BYTES = _COUNT.size
-"""How much of the file comes before its entries."""
+"""Size of the count before the entries, in bytes."""
 _CLAIMS = {
     b"SLURM_JOB_NAME": "name",
     b"SLURM_SUBMIT_DIR": "directory",
@@ -31,14 +30,14 @@ _LONGEST_NAME = 120
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """An environment as it may be kept.
+    """Redacted environment of a job, with what it claims about the job.
 
     Attributes:
-        data: The file's bytes with every secret value taken out.
-        redacted: Names of the variables that lost their value: the first 500, cut at 120
-            letters, for a user may choose millions of any length, and events stay small.
-        flags: What is odd about it.
-        name: Job name as the environment claims it, "" for none.
+        data: The file's bytes with every secret value removed.
+        redacted: Names of redacted variables: the first 500, each cut at 120 characters. A user
+            may set millions of any length, and events must stay small.
+        flags: :data:`SHORT` or :data:`MISCOUNTED`, if the file is malformed.
+        name: Job name according to the environment; "" if none. Untrusted.
         directory: Submit directory, likewise.
         host: Submit host, likewise.
     """
@@ -52,9 +51,9 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_environment(raw: bytes, redactor: Redactor) -> Environment:
-    """Redact and describe the bytes of an ``environment`` file; never fails."""
+    """Redact and describe the bytes of an ``environment`` file. Never fails."""
     if len(raw) < _COUNT.size:
-        # Too short for a count: nothing in it can be told from a piece of a value.
+        # Without a complete count, an entry cannot be told from part of a value.
         return Environment(data=b"", flags=(SHORT,))
     count = _COUNT.unpack_from(raw)[0]
     body = raw[_COUNT.size :]
@@ -76,12 +75,12 @@ def read_environment(raw: bytes, redactor: Redactor) -> Environment:
 
 
 def names_told(names: Iterable[str]) -> tuple[str, ...]:
-    """As many names, and as much of each, as an event tells."""
+    """Limit names of redacted variables in number and length, for use in an event."""
     return tuple(name[:_LONGEST_NAME] for name in islice(names, _MOST_NAMES))
 
 
 def entries_of(data: bytes) -> list[tuple[bytes, bytes | None]]:
-    """The (name, value) pairs of a kept environment, in order; None where there is no ``=``."""
+    """Return the (name, value) pairs of a stored environment in order; value None without ``=``."""
     pairs: list[tuple[bytes, bytes | None]] = []
     for entry in data[_COUNT.size :].split(b"\0"):
         if entry:
@@ -91,7 +90,7 @@ def entries_of(data: bytes) -> list[tuple[bytes, bytes | None]]:
 
 
 def claims_of(block: bytes) -> dict[str, str]:
-    """What redacted entries say of their job: any of ``name``, ``directory`` and ``host``."""
+    """Return what redacted entries claim about their job: ``name``, ``directory``, ``host``."""
     found = {}
     for variable, field in _CLAIMS.items():
         start = 0 if block.startswith(variable + b"=") else block.find(b"\0" + variable + b"=") + 1

@@ -1,4 +1,8 @@
-"""What can go wrong when Slurm is asked: each error carries the command and what Slurm said."""
+"""Slurm errors: exceptions for failed commands, with the command and Slurm's message.
+
+:class:`SlurmError` is the base class. :class:`SlurmUnavailable` and its subclasses mean "try again
+later"; all others mean that a repetition fails too.
+"""
 
 from collections.abc import Sequence
 
@@ -6,12 +10,12 @@ from steward.core.errors import Refused, StewardError, Unavailable
 
 
 class SlurmError(StewardError):
-    """One of Slurm's commands failed, or said what we do not understand.
+    """A Slurm command failed, or its output could not be parsed.
 
     Args:
-        what: One line: what happened, and what to do about it.
+        what: One line: what happened and what to do about it.
         command: The program and its arguments.
-        said: What it wrote on stderr, or of stdout what was not understood.
+        said: Its stderr, or the part of stdout that could not be parsed.
     """
 
     def __init__(self, what: str, command: Sequence[str] = (), said: str = "") -> None:
@@ -21,34 +25,34 @@ class SlurmError(StewardError):
 
 
 class SlurmUnavailable(SlurmError, Unavailable):
-    """slurmctld or slurmdbd does not answer, or not in time: ask again later."""
+    """slurmctld or slurmdbd does not answer, or not in time. Retry later."""
 
 
 class SlurmDown(SlurmUnavailable):
-    """Nobody listens where slurmctld or slurmdbd should: asking again costs it nothing."""
+    """slurmctld or slurmdbd refuses connections. Retrying costs it nothing."""
 
 
 class SlurmMissing(SlurmUnavailable):
-    """There is no such command (yet: a file system may come back, an upgrade may end)."""
+    """The Slurm command does not exist, perhaps only while a mount or an upgrade is under way."""
 
 
 class SlurmRefused(SlurmError, Refused):
-    """Slurm does not let us do this."""
+    """Slurm denies permission."""
 
 
 class ScrontabJob(SlurmError):
-    """Slurm changes jobs of scrontab for nobody: they run, or are cancelled."""
+    """The job belongs to scrontab; Slurm lets nobody change such jobs, only cancel them."""
 
 
 class UnknownJob(SlurmError):
-    """Slurm does not know a job of this id (any more)."""
+    """Slurm does not know this job id, or no longer knows it."""
 
 
 class UnknownNode(SlurmError):
-    """Slurm has no such nodes.
+    """Slurm lacks at least one of the named nodes.
 
     Args:
-        nodes: Their names.
+        nodes: The unknown names.
     """
 
     def __init__(self, nodes: Sequence[str]) -> None:
@@ -64,24 +68,24 @@ class UnknownNode(SlurmError):
 
 
 class UnknownPartition(SlurmError):
-    """Slurm has no such partition."""
+    """No partition has this name."""
 
 
 class UnknownReservation(SlurmError):
-    """Slurm has no such reservation."""
+    """No reservation has this name."""
 
 
 class UnknownTrigger(SlurmError):
-    """Slurm has no trigger of this id (any more), or it is another user's."""
+    """No trigger has this id, or it belongs to another user."""
 
 
 class UnknownEvent(SlurmError):
-    """This Slurm's strigger has no such event."""
+    """This Slurm version's strigger lacks the event."""
 
 
 class EventNeverFires(SlurmError):
-    """A trigger could be set for this event, but this Slurm never starts its program."""
+    """Slurm accepts triggers for this event but never starts their program."""
 
 
 class WrongUpdate(SlurmError):
-    """What is to be changed cannot be: a name or a value that Slurm would not take as meant."""
+    """Invalid change: a key or value that Slurm would reject or misread."""

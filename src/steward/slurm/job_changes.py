@@ -1,9 +1,11 @@
-"""What Steward changes in Slurm: jobs are held, released and cancelled, and told why.
+"""Job changes in Slurm: hold, release, requeue, suspend, resume, cancel and comment on jobs.
 
-The reason goes into the job's admin comment, which its user sees and cannot
-change, in brackets behind what that holds. (No scontrol of 22.05 to 26.05 can set
-the system comment.) Of scrontab's jobs nothing can be changed: they are
-cancelled, with which Slurm disables their line of the crontab.
+:class:`Changing` runs scontrol and scancel for one cluster. Its methods return False if the job
+started, ended or disappeared meanwhile.
+
+The reason goes into the job's admin comment, in brackets after its other content. Users can read
+but not change it. (No scontrol of 22.05 to 26.05 can set the system comment.) scrontab's jobs
+cannot be changed; they are cancelled, and Slurm then disables their crontab line.
 """
 
 import contextlib
@@ -32,40 +34,40 @@ _GONE: Final = re.compile(
 
 
 class Changing:
-    """Changes jobs of one cluster, as SlurmUser or an operator.
+    """Changes jobs of one cluster. Needs SlurmUser or an operator.
 
     Args:
-        cluster: Its name in the configuration.
-        settings: How its commands are found and started.
+        cluster: Cluster name in Steward's configuration.
+        settings: Where Slurm's commands are and how to run them.
     """
 
     def __init__(self, cluster: str, settings: ClusterSettings) -> None:
         self._commands = Commands(cluster, settings)
 
     def hold(self, job: str, why: str = "", *, by_user: bool = False) -> bool:
-        """Keep a pending job from starting; its user cannot release it.
+        """Hold a pending job, so that it does not start and its user cannot release it.
 
         Args:
-            job: Its name, see :func:`name_of`.
-            why: The reason, for its user; what is said there stays if empty.
-            by_user: Whether it is held as its user would, who then can release it.
+            job: Job name, see :func:`name_of`.
+            why: Reason shown to the user; "" keeps the present one.
+            by_user: Hold it as its user would, who then can release it.
 
         Returns:
-            Whether it is held; not if it started or ended meanwhile.
+            True if it is held, False if it started or ended meanwhile.
 
         Raises:
-            ScrontabJob: It is one of scrontab, which cannot be held.
-            SlurmError: Slurm does not answer, or does not let us.
+            ScrontabJob: The job belongs to scrontab and cannot be held.
+            SlurmError: Slurm does not answer, or denies permission.
         """
         is_held = self._done("uhold" if by_user else "hold", job)
         return is_held and (not why or self.comment(job, why))
 
     def release(self, job: str, *, is_told: bool = True) -> bool:
-        """Let a job start that :meth:`hold` kept from it.
+        """Release a job held by :meth:`hold`.
 
         Args:
-            job: Its name.
-            is_told: Whether there is a reason to be taken away.
+            job: Job name.
+            is_told: Also remove the reason from the admin comment.
 
         Raises:
             SlurmError: As above.
@@ -73,19 +75,19 @@ class Changing:
         return self._done("release", job) and (not is_told or self.comment(job, ""))
 
     def requeue(self, job: str, *, hold: bool = False) -> bool:
-        """End a batch job's run, and let it wait for another.
+        """Requeue a batch job: end its run and make it pending again.
 
         Args:
-            job: Its name.
-            hold: Whether it is then held.
+            job: Job name.
+            hold: Hold it afterwards.
 
         Raises:
-            SlurmError: It is none that can be requeued, or as above.
+            SlurmError: The job cannot be requeued, or as above.
         """
         return self._done("requeuehold" if hold else "requeue", job)
 
     def exclude(self, job: str, nodes: Sequence[str]) -> bool:
-        """Keep a pending job from further nodes, beside those that it would not have before.
+        """Exclude nodes from a pending job, in addition to those it already excludes.
 
         Raises:
             SlurmError: As above.
@@ -96,45 +98,45 @@ class Changing:
         return self._done("update", f"JobId={job}", f"ExcNodeList={fold([*before, *nodes])}")
 
     def suspend(self, job: str) -> bool:
-        """Stop a running job's processes where they are.
+        """Suspend a running job.
 
         Raises:
-            SlurmError: It does not run, or as above.
+            SlurmError: The job is not running, or as above.
         """
         return self._done("suspend", job)
 
     def resume(self, job: str) -> bool:
-        """Let a suspended job's processes go on.
+        """Resume a suspended job.
 
         Raises:
-            SlurmError: It is not suspended, or as above.
+            SlurmError: The job is not suspended, or as above.
         """
         return self._done("resume", job)
 
     def cancel(self, job: str, why: str = "") -> bool:
-        """End a job, whether it runs or waits.
+        """Cancel a pending or running job.
 
         Args:
-            job: Its name.
-            why: The reason, for its user; what is said there stays if empty.
+            job: Job name.
+            why: Reason shown to the user; "" keeps the present one.
 
         Returns:
-            Whether it is over; scancel says nothing of a job that was so before, or unknown.
+            True if it is over; scancel reports no error for an ended or unknown job.
 
         Raises:
             SlurmError: As above.
         """
-        with contextlib.suppress(ScrontabJob):  # its user sees the disabled line of the crontab
+        with contextlib.suppress(ScrontabJob):  # scancel then disables its crontab line
             if why:
                 self.comment(job, why)
         try:
             return self._run("scancel", _checked(job))
         except ScrontabJob:
-            # Since 23.02 this is asked for; before, there was no such option.
+            # Slurm 23.02 and later require --cron; earlier versions lack the option.
             return self._run("scancel", "--cron", _checked(job))
 
     def comment(self, job: str, text: str) -> bool:
-        """Set what the system says of a job; its user sees it in ``scontrol show job``.
+        """Set Steward's part of the admin comment, shown by ``scontrol show job``; "" removes it.
 
         Raises:
             SlurmError: As above.
@@ -149,20 +151,22 @@ class Changing:
         return after == before or self._done("update", name, f"AdminComment={after}")
 
     def _admin_comment(self, job: str) -> str:
+        """Return the admin comment of a job from squeue."""
         out = self._commands.run(
             *("squeue", *_ONE, "-j", _squeues(job), "-O", f"admin_comment:{_LONGEST_COMMENT}")
         )
-        # Of an array the tasks that wait come as one row, and have one comment.
+        # Pending tasks of an array come as one row, with one comment.
         shown = next(iter(out.decode("utf-8", "backslashreplace").splitlines()), "").rstrip()
         return "" if shown == "(null)" else shown
 
     def _done(self, *words: str) -> bool:
+        """Run scontrol on a job; return False if the job could no longer be changed."""
         if words[0] != "update":
             words = (words[0], _checked(words[1]))
         return self._run("scontrol", *words)
 
     def _run(self, *words: str) -> bool:
-        """Run a command on a job; whether that was still there to be changed."""
+        """Run a command on a job; return False if the job could no longer be changed."""
         try:
             self._commands.run(*words)
         except UnknownJob:
@@ -177,9 +181,9 @@ class Changing:
 
 
 def name_of(record: JobRecord) -> str:
-    """What Slurm's commands call a job: an array's task by its index, all else by its raw id.
+    """Return the name of a job for Slurm's commands: 12_3 for an array task, else the raw id.
 
-    An array's last task has the array's own raw id, which would name all of them.
+    An array's last task has the array's own raw id, which would name all tasks.
     """
     if record.array_job_id and record.array_task.isdigit():
         return f"{record.array_job_id}_{record.array_task}"
@@ -187,23 +191,27 @@ def name_of(record: JobRecord) -> str:
 
 
 def read_comment(admin_comment: str) -> str:
-    """Read what :meth:`Changing.comment` wrote into an admin comment; "" for nothing."""
+    """Return Steward's part of an admin comment, as :meth:`Changing.comment` wrote it.
+
+    "" if none.
+    """
     ours = _OURS.search(admin_comment)
     return ours[1] if ours else ""
 
 
 def _checked(job: str) -> str:
+    """Return a job name if it is well-formed, else raise ValueError."""
     if _NAME.fullmatch(job) is None:
         raise ValueError(f"{job!r} is no job's name")
     return job
 
 
 def _squeues(job: str) -> str:
-    """A job as squeue takes it, which knows no several tasks."""
+    """Return a job name for squeue, which takes no list of tasks."""
     return _checked(job).partition("_[")[0]
 
 
 def _tidy(text: str) -> str:
-    """A reason as one short line, without what ``scontrol`` would read as more than a text."""
+    """Return a reason as one short line without characters that ``scontrol`` interprets."""
     line = " ".join(text.split())
     return "".join(c if c.isprintable() and c not in "\"'\\[]" else " " for c in line)[:_LONGEST]

@@ -1,8 +1,11 @@
-"""A job as automation sees it: every field that Slurm shows, under the names of Slurm's own API.
+"""Job fields as a flat dictionary, under the names of Slurm's API and of pyslurm.
 
-Names are those of Slurm's job record and of pyslurm (``job_state``, ``num_nodes``,
-``std_out``), the same whatever version runs. Times are seconds since the epoch,
-``time_limit`` minutes; None is what Slurm does not show.
+:func:`job_details` builds it from a JobRecord, plus fields that only ``scontrol show job`` prints
+(:func:`segments` splits that output by job, :func:`extras` reads one job's part). Rules, actions
+and the API use it.
+
+Names (``job_state``, ``num_nodes``, ``std_out``) are the same in every Slurm version. Times are
+seconds since the epoch, ``time_limit`` is in minutes, and None means that Slurm shows no value.
 """
 
 import re
@@ -18,7 +21,7 @@ _ID: Final = re.compile(r"([0-9]{1,10})(?:_([0-9]{1,10})|\+([0-9]{1,10}))?")
 
 _AFTER_NAME: Final = ("UserId=", "HetJobIdSet=")
 
-# What scontrol shows of a job beside what a JobRecord holds. None of them is a user's text.
+# Fields of scontrol that a JobRecord lacks. None of them is text that users write.
 _SHOWN: Final = {
     "AccrueTime": "accrue_time",
     "AllocNode:Sid": "alloc_sid",
@@ -51,7 +54,7 @@ _COMPLETED: Final = (
     *("suspend_time", "resize_time"),
 )
 OF_SCONTROL: Final = frozenset((*_SHOWN.values(), *_COMPLETED))
-"""Fields that squeue does not show, or not as they are."""
+"""Fields that squeue does not show, or shows differently."""
 _TIMES: Final = frozenset(
     {"AccrueTime", "Deadline", "LastSchedEval", "PreemptEligibleTime", "PreemptTime"}
 )
@@ -60,11 +63,11 @@ _NOTHING: Final = frozenset({"", "(null)", "N/A", "None", "Unknown", "*"})
 
 
 def job_details(job: JobRecord, shown: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """A job's fields.
+    """Return the fields of a job.
 
     Args:
-        job: What squeue, and where it was asked singly scontrol, showed of it.
-        shown: What scontrol shows beside, see :func:`extras`; without it those are left out.
+        job: The record from squeue, completed by scontrol if it was queried alone.
+        shown: Further fields from :func:`extras`; None omits them.
     """
     is_array = bool(job.array_job_id)
     is_task = is_array and job.array_task.isdigit()
@@ -105,17 +108,17 @@ def job_details(job: JobRecord, shown: Mapping[str, str] | None = None) -> dict[
 
 
 def job_fields() -> frozenset[str]:
-    """The names of all fields."""
+    """Return the names of all fields."""
     nobodys = JobRecord(job_id=0)
     return frozenset(job_details(nobodys, dict.fromkeys(_SHOWN, "")))
 
 
 def extras(job: JobRecord, text: Mapping[int, str]) -> dict[str, str]:
-    """What scontrol shows of a job beside its record; {} where that cannot be told for sure.
+    """Return a job's further fields from scontrol; {} if they cannot be read with certainty.
 
     Args:
-        job: The job; its name tells where Slurm's own words begin.
-        text: From :func:`segments`.
+        job: The job. Its name tells where Slurm's own fields continue.
+        text: Output of scontrol by job id, from :func:`segments`.
     """
     segment = text.get(job.job_id, "")
     named = f" JobName={job.name} "
@@ -129,14 +132,14 @@ def extras(job: JobRecord, text: Mapping[int, str]) -> dict[str, str]:
         if word in found:
             twice.add(word)
         found[word] = value
-    # What is there twice may be a text that says so.
+    # Drop fields that occur twice: one may be forged by text of the user's.
     return {word: value for word, value in found.items() if word in _SHOWN and word not in twice}
 
 
 def segments(out: bytes) -> dict[int, str]:
-    """What ``scontrol -o show job`` wrote of each job; without those that are there twice.
+    """Split ``scontrol -o show job`` by job id, without ids that occur twice.
 
-    A text of a user's may hold a line that looks like another job's.
+    Text that a user writes may contain a line that looks like another job's record.
     """
     text = out.decode("utf-8", "backslashreplace")
     heads = list(_HEAD.finditer(text))
@@ -152,7 +155,7 @@ def segments(out: bytes) -> dict[int, str]:
 
 
 def named(job: str) -> tuple[int, int | None, int | None] | None:
-    """The raw id, array task and het component of a name: ``12_3``, ``12+1``; None for none."""
+    """Parse a job name into raw id, array task and het component: ``12_3``, ``12+1``; else None."""
     match = _ID.fullmatch(job)
     if match is None:
         return None
@@ -161,6 +164,7 @@ def named(job: str) -> tuple[int, int | None, int | None] | None:
 
 
 def _resources(job: JobRecord) -> dict[str, Any]:
+    """Return the fields on resources and exit codes."""
     return {
         "num_nodes": job.nodes,
         "num_cpus": job.cpus,
@@ -186,6 +190,7 @@ def _resources(job: JobRecord) -> dict[str, Any]:
 
 
 def _texts(job: JobRecord) -> dict[str, Any]:
+    """Return the text fields."""
     return {
         "dependency": job.dependency,
         "alloc_node": job.submit_host,
@@ -207,6 +212,7 @@ def _texts(job: JobRecord) -> dict[str, Any]:
 
 
 def _value(word: str, text: str) -> Any:
+    """Convert a field of scontrol to None, bool, int, seconds since the epoch, or text."""
     if word in _FLAGS:
         return None if text == "" else text not in ("0", "NO")
     if text in _NOTHING:
@@ -219,4 +225,5 @@ def _value(word: str, text: str) -> Any:
 
 
 def _exit(code: int | None, signal: int | None) -> str | None:
+    """Format an exit code and signal: "3:0"; None if unknown."""
     return None if code is None else f"{code}:{signal or 0}"

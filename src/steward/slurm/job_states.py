@@ -1,4 +1,8 @@
-"""Job states, as Slurm spells them in full and in short (squeue(1), "JOB STATE CODES")."""
+"""Job states of Slurm: full and short names, groups of states, and parsing.
+
+Short names are those of squeue(1), "JOB STATE CODES". The sets :data:`FINISHED`, :data:`PENDING`
+and :data:`WAITING` classify states; :data:`LOST` is Steward's own.
+"""
 
 from typing import Final
 
@@ -45,24 +49,24 @@ FINISHED: Final = frozenset(
         "TIMEOUT",
     }
 )
-"""Slurm's base states that a run does not leave (slurm.h, ``enum job_states``)."""
+"""Final base states of a run (slurm.h, ``enum job_states``)."""
 
 NAMES: Final = frozenset({*SHORT.values(), "EXPEDITING"})
-"""Every state in full; Slurm 25.11 and later have EXPEDITING, without a short name."""
+"""Every state by its full name. EXPEDITING (Slurm 25.11 and later) has no short name."""
 
 PENDING: Final = frozenset({"EXPEDITING", "PENDING", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
-"""What squeue(1) shows of a pending run: PENDING, or a flag in its place. sacct(1) has no flags."""
+"""States that squeue(1) shows for a pending run: PENDING or a flag. sacct(1) shows no flags."""
 
 WAITING: Final = PENDING | {"REQUEUED"}
-"""States in which a run has not started: its start time is what the scheduler expects."""
+"""States of a run that has not started; its start time is only the scheduler's estimate."""
 
 RESIZING: Final = "RESIZING"
-"""The state of a record of a former size of a job that was resized."""
+"""State of the record that describes a resized job before the resize."""
 
 LOST: Final = "UNKNOWN"
-"""The state that we give of a run that was gone before anybody saw it end."""
+"""Steward's state for a run that disappeared before anybody saw it end."""
 FORGOTTEN: Final = "SlurmctldForgotIt"
-"""The reason that we give of a run whose submission a slurmctld that was killed did not save."""
+"""Steward's reason for a run whose submission a killed slurmctld had not saved."""
 
 _BASE: Final = (
     *("PENDING", "RUNNING", "SUSPENDED", "COMPLETED", "CANCELLED", "FAILED", "TIMEOUT"),
@@ -74,14 +78,14 @@ _REVOKED: Final = 0x80000
 
 
 class StateError(UsageError):
-    """A text that names no state of a job; ``offender`` is the text."""
+    """Text that names no job state; ``offender`` is the text."""
 
 
 def in_full(text: str) -> str:
-    """A state in full, from its short or full name in any case.
+    """Return a state's full name, given its short or full name in any case.
 
     Raises:
-        StateError: There is no such state.
+        StateError: The state does not exist.
     """
     state = SHORT.get(text.upper(), text.upper())
     if state not in NAMES:
@@ -91,32 +95,32 @@ def in_full(text: str) -> str:
 
 
 def selected_states(text: str) -> tuple[str, ...]:
-    """Return the states that a filter by one state selects: PENDING has several names.
+    """Return the states that a filter by one state selects; PENDING selects several.
 
     Raises:
-        StateError: There is no such state.
+        StateError: The state does not exist.
     """
     state = in_full(text)
     return tuple(sorted(PENDING)) if state == "PENDING" else (state,)
 
 
 def base_state(state: str) -> str:
-    """A state without what sacct writes behind it ("CANCELLED by 1000"), in capitals."""
+    """Return a state without sacct's suffix ("CANCELLED by 1000"), in capitals."""
     return state.partition(" ")[0].rstrip("+").upper()
 
 
 def ended_state(number: int) -> str:
-    """The state of a run, or a piece of one, that is over, from Slurm's own number.
+    """Return the state of an ended run, or of a piece of a resized one, from Slurm's number.
 
-    Slurm adds flags to a number of ``enum job_states`` (slurm.h, the same in 22.05 to
-    26.05); only those that say how it ended count here.
+    Slurm adds flags to a number of ``enum job_states`` (slurm.h, the same in 22.05 to 26.05). Only
+    flags that say how the run ended matter here.
 
     Args:
-        number: Such as 0x8005, which is FAILED and has processes left to be ended.
+        number: For example 0x8005: FAILED, with processes still to be ended.
 
     Returns:
-        A state in full; RESIZING for a piece, REQUEUED for a run that another one follows
-        and that had not come to an end of its own; "" where there is no such number.
+        The state's full name; RESIZING for a piece; REQUEUED for a run without an end of its own
+        that another run follows; "" if the number is unknown.
     """
     if number & _RESIZING:
         return RESIZING

@@ -1,9 +1,12 @@
-"""States of nodes as Slurm spells them, and what they mean: which is a failure, and which is not.
+"""Node states of Slurm.
+
+Parse every spelling into one form, and tell failed nodes from healthy ones.
 
 A state is a base and flags. ``scontrol`` writes ``IDLE+CLOUD+POWERED_DOWN`` and
-``DOWN+DRAIN+NOT_RESPONDING``, ``sinfo`` ``down*``, ``drained`` or ``idle~``, JSON a list (of
-22.05 a word and a list), and older versions put a sign behind the base (``DOWN*+DRAIN``).
-Here all of them become one form.
+``DOWN+DRAIN+NOT_RESPONDING``; ``sinfo`` writes ``down*``, ``drained`` or ``idle~``; JSON has a
+list (22.05: a word and a list); older versions put a sign after the base (``DOWN*+DRAIN``).
+:func:`parse_node_state` reads all of them, :func:`format_node_state` writes the one form used
+here.
 """
 
 import re
@@ -12,14 +15,14 @@ from functools import lru_cache
 from typing import Final
 
 State = tuple[str, tuple[str, ...]]
-"""Base, and flags in the alphabet's order."""
+"""Base state, and flags sorted by name."""
 
 UNKNOWN: Final = "UNKNOWN"
 _FREE: Final = "IDLE"
 _USED: Final = ("ALLOCATED", "MIXED")
 _COMPLETING: Final = "COMPLETING"
 FLAGS_OF_USE: Final = frozenset({_COMPLETING, "PLANNED", "BLOCKED"})
-"""Flags that jobs, and the scheduler's plans for them, give a node."""
+"""Flags that come from jobs on the node, or from the scheduler's plans for them."""
 _LEAVES: Final = frozenset({"DRAIN", "FAIL"})
 
 _BASES: Final = ("DOWN", "ERROR", "FUTURE", "UNKNOWN", "ALLOCATED", "MIXED", "IDLE")
@@ -30,7 +33,7 @@ _BASE_WORDS: Final = {
     "UNK": UNKNOWN,
     "FUTR": "FUTURE",
 }
-# Of sinfo's words those that stand for a base and a flag at once.
+# Words of sinfo that mean a base and a flag together.
 _BOTH: Final = {
     "DRAINED": ("IDLE", "DRAIN"),
     "DRAINING": ("ALLOCATED", "DRAIN"),
@@ -78,16 +81,15 @@ _GOING: Final = frozenset({"POWER_DOWN", "POWERING_DOWN"})
 
 
 def parse_node_state(text: str) -> State:
-    """A state as a command wrote it.
+    """Parse a node state as a command wrote it.
 
-    Words that this version of Steward does not know are flags: Slurm adds some with
-    every release.
+    Unknown words count as flags, because every Slurm release adds some.
     """
     return of_list(text.split("+"))
 
 
 def of_list(words: Iterable[str]) -> State:
-    """A state as JSON has it: base and flags, in any order."""
+    """Parse a node state from words in any order, as in JSON."""
     bases: list[str] = []
     implied: list[str] = []
     flags: set[str] = set()
@@ -109,16 +111,16 @@ def of_list(words: Iterable[str]) -> State:
 
 
 def format_node_state(base: str, flags: Iterable[str]) -> str:
-    """The one form of a state: ``DOWN+DRAIN+NOT_RESPONDING``."""
+    """Format a node state: ``DOWN+DRAIN+NOT_RESPONDING``."""
     return "+".join((base, *sorted(flags)))
 
 
 def is_failing(state: str) -> bool:
-    """Whether a node in this state has failed, where nobody meant it to be away.
+    """Return True if a node in this state failed without anybody having taken it out of service.
 
-    One that is drained, in maintenance or rebooted on demand is meant to be. One that
-    saves power does not answer, which is no failure; but where it is DOWN beside that, it
-    was to boot for a job and did not (``ResumeTimeout reached``).
+    A drained node, one in maintenance and one in a requested reboot are out of service on purpose.
+    A power-saving node that does not answer has not failed; but if it is also DOWN, it should have
+    booted for a job and did not (``ResumeTimeout reached``).
     """
     base, flags = parse_node_state(state)
     if is_taken(state):
@@ -127,29 +129,32 @@ def is_failing(state: str) -> bool:
 
 
 def is_taken(state: str) -> bool:
-    """Whether somebody meant it to be away: drained, in maintenance, rebooted on demand."""
+    """Return True if the node is out of service on purpose.
+
+    Drained, in maintenance or rebooting.
+    """
     return not _TAKEN.isdisjoint(parse_node_state(state)[1])
 
 
 def is_silent(state: str) -> bool:
-    """Whether all that is wrong with a node is that its slurmd does not answer.
+    """Return True if the only problem of a node is that its slurmd does not answer.
 
-    So is one that fails before Slurm takes it to be DOWN, and one that was just resumed
-    until its slurmd answers the controller's ping.
+    This holds for a failing node before Slurm marks it DOWN, and for a resumed node until its
+    slurmd answers the controller's ping.
     """
     base, flags = parse_node_state(state)
     return base in _WORKING and is_failing(state) and _failed_flags(flags) == {"NOT_RESPONDING"}
 
 
 def is_drained(state: str) -> bool:
-    """Whether somebody, or Slurm, has taken the node from new jobs (DRAIN)."""
+    """Return True if an administrator or Slurm set the node to DRAIN."""
     return "DRAIN" in parse_node_state(state)[1]
 
 
 def is_available(state: str) -> bool:
-    """Whether the node takes jobs, now or when it has booted for them."""
+    """Return True if the node accepts jobs, now or after booting for them."""
     base, flags = parse_node_state(state)
-    # One that Slurm does not show while it is off is taken to be well.
+    # A powered-down node that Slurm hides is assumed to be healthy.
     is_up = base in _WORKING or (base == UNKNOWN and "POWERED_DOWN" in flags)
     if not is_up or _failed_flags(flags):
         return False
@@ -157,20 +162,21 @@ def is_available(state: str) -> bool:
 
 
 def saves_power(state: str) -> bool:
-    """Whether power saving has the node off, or on its way off or on."""
+    """Return True if power saving has the node off, or is switching it off or on."""
     return not _SAVES_POWER.isdisjoint(parse_node_state(state)[1])
 
 
 def _failed_flags(flags: Iterable[str]) -> frozenset[str]:
+    """Return the flags that mean failure; a power-saving node may be unresponsive."""
     failed = _FAILED_FLAGS.intersection(flags)
     return failed if _SAVES_POWER.isdisjoint(flags) else failed - {"NOT_RESPONDING"}
 
 
 @lru_cache(maxsize=1024)
 def without_use(state: str) -> tuple[str, frozenset[str]]:
-    """A state without what the jobs on a node make of it.
+    """Return a state without what the node's jobs contribute to it.
 
-    Of one that is drained it matters whether there are still any.
+    For a drained or failing node it still shows whether jobs remain.
     """
     base, flags = parse_node_state(state)
     if base in _USED or base == _FREE:

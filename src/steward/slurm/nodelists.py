@@ -1,4 +1,4 @@
-"""Slurm's node lists ("n[1-3],gpu7"), read and written by ClusterShell's NodeSet."""
+"""Node lists in Slurm's notation ("n[1-3],gpu7"): expand and fold, by ClusterShell's NodeSet."""
 
 import re
 from collections.abc import Iterable
@@ -13,21 +13,21 @@ _MOST: Final = 100_000
 
 
 class NodeListError(SlurmError, UsageError):
-    """A node list that cannot be read."""
+    """Malformed node list."""
 
 
 def expand(nodelist: str) -> list[str]:
-    """The nodes of a list, in order.
+    """Return the node names of a node list, in order.
 
     Raises:
-        NodeListError: It is no node list, or of more nodes than any cluster has.
+        NodeListError: The list is malformed, or has more than 100,000 nodes.
     """
     from ClusterShell.NodeSet import NodeSet, NodeSetException
 
-    # A leading @ would name one of ClusterShell's own groups, not nodes.
+    # A leading @ would name a group of ClusterShell's.
     if "@" in nodelist:
         raise NodeListError(f"{nodelist!r} is no node list", (), nodelist)
-    # A short text may mean billions.
+    # A short text may stand for billions of nodes.
     if sum(map(_count, _BETWEEN.split(nodelist))) > _MOST:
         raise NodeListError(
             f"{nodelist[:100]!r} is no node list, or of more than {_MOST} nodes", (), nodelist
@@ -39,7 +39,7 @@ def expand(nodelist: str) -> list[str]:
 
 
 def _count(nodes: str) -> int:
-    """How many nodes are meant by one name with brackets, at most."""
+    """Count the nodes of one bracket expression; an upper bound."""
     count = 1
     for inner in _BRACKETS.findall(nodes):
         ranges = [part.split("-") for part in inner.split(",")]
@@ -53,10 +53,10 @@ def _count(nodes: str) -> int:
 
 
 def fold(nodes: Iterable[str]) -> str:
-    """The shortest list of these nodes; "" for none.
+    """Return the shortest node list for these names; "" for none.
 
     Raises:
-        NodeListError: One of them is no node name.
+        NodeListError: A name is not a node name.
     """
     from ClusterShell.NodeSet import NodeSet, NodeSetException
 

@@ -1,7 +1,8 @@
-"""What Slurm says of one job that waits, or did: why, what it expects, the limit behind it.
+"""Pending jobs: Slurm's reason, expected start, and the limits behind them.
 
-Asked for one job at a time, when a person looks at it: three commands at most,
-none of which makes slurmctld look through its queue for more than that job.
+:class:`Pending` queries one job at a time, when a person opens its page. It runs at most three
+commands; none makes slurmctld search its queue for other jobs. :func:`parse_limits` reads
+association and QOS limits from ``scontrol show assoc_mgr``.
 """
 
 import re
@@ -20,27 +21,29 @@ from steward.slurm.values import decode_text, parse_moment, parse_number
 
 _ONE: Final = ("-a", "--local", "-h", "-t", "all")
 _FORM: Final = "%A|%T|%S|%Y|%Q|%N|%r"
-"""Raw id, state, start (expected or not), expected nodes, priority, nodes, reason: the last may
-hold a bar."""
+"""squeue format: raw id, state, start (perhaps expected), expected nodes, priority, nodes, reason.
+
+The reason is last because it may contain a bar.
+"""
 _COMMENT: Final = 8192
-"""Bytes of a comment that squeue is asked for: it pads what is shorter."""
+"""Bytes of a comment requested from squeue, which pads shorter ones."""
 _PAIR: Final = re.compile(r"([A-Za-z][A-Za-z0-9]*)=(\S*)")
 _BLOCK: Final = re.compile(r"(\S+)=\{([^{}]*)\}")
-"""In a QOS, what one account or one user (by uid) has of it."""
+"""The part of a QOS that belongs to one account or user (by uid)."""
 _WORD: Final = re.compile(r"[\w.@+-]+")
-"""What is given to scontrol as a name: nothing that it would take for a list or an option."""
+"""Names that may be passed to scontrol: nothing it could read as a list or an option."""
 _UNLIMITED: Final = frozenset({"", "N", "UNLIMITED", "(null)", "NONE", "None", "ALL"})
 
 
 class Outlook(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job stands.
+    """State of one pending job: reason, expected start and nodes, priority.
 
     Attributes:
-        reason: Slurm's word, with what stands behind it.
-        state: Its state.
-        expected_start: When Slurm expects to start it, or did; None where it does not say.
-        expected_nodes: Where; "" likewise.
-        priority: Its priority.
+        reason: Slurm's reason, with any text after it.
+        state: The job's state.
+        expected_start: Start time that Slurm expects, or the real one; None if not given.
+        expected_nodes: Expected or allocated nodes; "" if not given.
+        priority: The job's priority.
     """
 
     reason: str
@@ -51,21 +54,21 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pending:
-    """Asks one cluster's Slurm about jobs that wait.
+    """Client for queries about pending jobs of one cluster.
 
     Args:
-        cluster: Its name in the configuration.
-        settings: How its commands are found and started.
+        cluster: Cluster name in Steward's configuration.
+        settings: Where Slurm's commands are and how to run them.
     """
 
     def __init__(self, cluster: str, settings: ClusterSettings) -> None:
         self._commands = Commands(cluster, settings)
 
     def outlook(self, job_id: int) -> Outlook | None:
-        """How a job stands; None if Slurm does not know it (any more).
+        """Return the state of a job, or None if Slurm does not know it.
 
         Args:
-            job_id: A raw id; of an array its tasks that have no record of their own.
+            job_id: Raw id. For an array: its tasks without records of their own.
 
         Raises:
             SlurmUnavailable: slurmctld does not answer.
@@ -88,7 +91,7 @@ class Pending:
         return None
 
     def why_held(self, job_id: int) -> str:
-        """What Steward said when it held a job, for its user; "" where it said nothing.
+        """Return the reason that Steward gave when it held a job; "" if none.
 
         Raises:
             SlurmUnavailable: slurmctld does not answer.
@@ -98,7 +101,7 @@ class Pending:
             out = self._commands.run("squeue", *_ONE, "-j", str(job_id), "-O", wide)
         except UnknownJob:
             return ""
-        # Tasks of an array that have records of their own have rows, and comments, of their own.
+        # Array tasks with records of their own have rows and comments of their own.
         for row in out.splitlines():
             reason = read_comment(decode_text(row))
             if reason:
@@ -106,7 +109,7 @@ class Pending:
         return ""
 
     def partition(self, name: str) -> dict[str, str]:
-        """What ``scontrol show partition`` says: MaxTime, MaxNodes, State …; {} for none.
+        """Return the fields of ``scontrol show partition`` (MaxTime, State …); {} if unknown.
 
         Raises:
             SlurmUnavailable: slurmctld does not answer.
@@ -114,7 +117,7 @@ class Pending:
         return self._shown("partition", name)
 
     def reservation(self, name: str) -> dict[str, str]:
-        """What ``scontrol show reservation`` says: StartTime, EndTime, Nodes …; {} for none.
+        """Return the fields of ``scontrol show reservation`` (StartTime, Nodes …); {} if unknown.
 
         Raises:
             SlurmUnavailable: slurmctld does not answer.
@@ -124,17 +127,17 @@ class Pending:
     def limits(
         self, *, user: str, uid: int | None, account: str, qos: str
     ) -> dict[str, dict[str, str]]:
-        """What slurmctld holds of limits: each as "most(used)", without those that are not set.
+        """Return slurmctld's limits that are set, each as "limit(used)".
 
         Args:
-            user: The job's owner.
-            uid: The same.
-            account: Its account.
-            qos: Its QOS.
+            user: Owner of the job.
+            uid: Uid of the owner.
+            account: Account of the job.
+            qos: QOS of the job.
 
         Returns:
-            ``assoc`` and ``qos``, each with names as :class:`Limit` gives them; empty where
-            the cluster has no slurmdbd.
+            Limits by name (GrpTRES, MaxJobsPU …) under ``assoc`` and ``qos``; empty if the
+            cluster has no slurmdbd.
 
         Raises:
             SlurmUnavailable: slurmctld does not answer.
@@ -152,6 +155,7 @@ class Pending:
         return parse_limits(decode_text(out), user=user, uid=uid, account=account, qos=qos)
 
     def _shown(self, what: str, name: str) -> dict[str, str]:
+        """Return the fields of ``scontrol show`` for one object; {} if unknown."""
         if not _WORD.fullmatch(name):
             return {}
         try:
@@ -167,10 +171,9 @@ class Pending:
 def parse_limits(
     text: str, *, user: str, uid: int | None, account: str, qos: str
 ) -> dict[str, dict[str, str]]:
-    """The limits in what ``scontrol show assoc_mgr`` writes.
+    """Parse the limits in ``scontrol show assoc_mgr``.
 
-    Of associations the user's own goes before the account's, which holds where the
-    user's says nothing.
+    The user's own association takes precedence; the account's applies where it sets no limit.
     """
     own: dict[str, str] = {}
     parents: dict[str, str] = {}
@@ -199,11 +202,12 @@ def parse_limits(
 
 
 def _is_account(pairs: Mapping[str, str]) -> bool:
+    """Return True if an association is an account's own, without a user."""
     return pairs.get("UserName", "").partition("(")[0] == ""
 
 
 def _set_limits(line: str) -> dict[str, str]:
-    """The limits of a line that are set: "N(3)" is none."""
+    """Return the limits of a line that are set: "N(3)" is not."""
     found = {}
     for name, value in _PAIR.findall(line):
         if not name.startswith(("Grp", "Max", "Min")):
@@ -218,6 +222,6 @@ def _set_limits(line: str) -> dict[str, str]:
 
 
 def _is_set(part: str) -> bool:
-    """Whether one TRES of a list has a limit: ``cpu=4(2)`` has, ``cpu=N(2)`` has not."""
+    """Return True if one TRES of a list has a limit: ``cpu=4(2)`` has, ``cpu=N(2)`` has not."""
     _, equals, value = part.partition("=")
     return bool(equals) and value.partition("(")[0] not in _UNLIMITED

@@ -1,12 +1,15 @@
-"""The queue in a text form that cannot be forged: one squeue for all jobs, or for one.
+"""Queue snapshots from squeue, in a text format that users cannot forge.
 
-``squeue -O 'Name:SUFFIX'`` prints a field in full and appends SUFFIX (squeue(1),
-``--Format``). Fields that only Slurm or its administrator writes come first and
-end with the unit separator. Every field that a user can fill, with newlines and
-control characters too, ends with a separator that holds a secret word, made
-anew for each full look and handed over in SQUEUE_FORMAT2: arguments can be read
-by everybody in /proc, another's environment cannot. So no job name can end its
-field, let alone its record, and who a job belongs to stands before all of it.
+:class:`QueueFormat` says what squeue prints and parses its rows; :func:`parse_queue` turns the
+output into JobRecords. :func:`completed_by_json` and :func:`completed_by_text` add the fields that
+only ``scontrol show job`` has.
+
+``squeue -O 'Name:SUFFIX'`` prints a field in full and appends SUFFIX (squeue(1), ``--Format``).
+Fields written by Slurm or its administrator come first and end with the unit separator. Fields
+that users can fill, even with newlines and control characters, end with a separator that contains
+a secret word. The word is new for each full poll and travels in SQUEUE_FORMAT2: everybody can read
+arguments in /proc, but not another user's environment. So no job name can end its field or its
+record, and a job's owner comes before all such text.
 """
 
 import logging
@@ -36,7 +39,7 @@ from steward.slurm.values import (
 
 _LATEST: Final = 2**33
 
-# What scontrol writes behind StdOut (slurm 22.05 to 26.05, src/api/job_info.c).
+# Fields that scontrol may write after StdOut (Slurm 22.05 to 26.05, src/api/job_info.c).
 _AFTER_STDOUT: Final = re.compile(
     r" ?\n? (?:Power|SegmentSize|Switches|BurstBuffer|BurstBufferState|OOMKillStep|CpusPerTres|"
     r"MemPerTres|TresBind|TresFreq|TresPerJob|TresPerNode|TresPerSocket|TresPerTask|MailUser|"
@@ -46,19 +49,23 @@ _HEAD: Final = re.compile(r"^JobId=([0-9]{1,10}) ", re.MULTILINE)
 _FILES: Final = re.compile(r" StdErr=(.*?) StdIn=(.*?) StdOut=(.*)", re.DOTALL)
 
 
-# Where a text of the user's holds the same words there are several of these, and none counts.
+# If text of the user's repeats these words there are several matches, and none is used.
 _SUSPENDED: Final = re.compile(r" SuspendTime=(\S+) SecsPreSuspend=(\d{1,10}) LastSchedEval=")
 _RESIZED: Final = re.compile(r" AccrueTime=\S+ (?:ResizeTime=(\S+) )?StartTime=")
 
 
 class _Number(msgspec.Struct):
+    """Number in Slurm's JSON, which may be unset."""
+
     set: bool = False
     number: int = 0
 
 
 class _Job(msgspec.Struct):
+    """Job in ``scontrol show job --json``, the fields used here."""
+
     job_id: int
-    tres_req_str: str | None  # scontrol before 23.11 has none, and then its text says more
+    tres_req_str: str | None  # missing before 23.11; completed_by_text then reads the field
     user_id: int = -1
     submit_line: str | None = ""
     standard_input: str | None = ""
@@ -75,6 +82,8 @@ class _Job(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
+    """Output of ``scontrol show job --json``."""
+
     jobs: list[_Job] = []
 
 
@@ -82,13 +91,13 @@ _decoder = msgspec.json.Decoder(_Answer)
 
 
 def completed_by_json(records: Sequence[JobRecord], out: bytes) -> list[JobRecord]:
-    """The records with what ``scontrol show job --json`` adds.
+    """Return the records completed from ``scontrol show job --json``.
 
     Raises:
-        SlurmError: The output is not what this command writes.
+        SlurmError: The output is not this command's JSON.
     """
     try:
-        # Bytes that are not UTF-8 stand in it as they are.
+        # scontrol writes bytes that are not UTF-8 unchanged.
         answer = _decoder.decode(out.decode("utf-8", "replace"))
     except msgspec.MsgspecError as error:
         raise SlurmError(
@@ -118,7 +127,7 @@ def completed_by_json(records: Sequence[JobRecord], out: bytes) -> list[JobRecor
 
 
 def completed_by_text(records: Sequence[JobRecord], out: bytes) -> list[JobRecord]:
-    """The records with what ``scontrol -o show job`` adds."""
+    """Return the records completed from ``scontrol -o show job``."""
     text = out.decode("utf-8", "backslashreplace")
     ids = {str(record.job_id) for record in records}
     heads = [(head.start(), head[1]) for head in _HEAD.finditer(text) if head[1] in ids]
@@ -132,13 +141,13 @@ def completed_by_text(records: Sequence[JobRecord], out: bytes) -> list[JobRecor
 
 
 def _segment(record: JobRecord, text: str, heads: Sequence[tuple[int, str]], number: int) -> str:
-    """What stands behind the job's name, up to the next record of the same answer.
+    """Return the text after a job's name, up to the next record in the output.
 
     Args:
         record: The job.
-        text: The answer.
-        heads: Where in it what looks like a record begins, and its job id, in order.
-        number: Which of them is the job's.
+        text: The whole output.
+        heads: Position and job id of each apparent record, in order.
+        number: Index of the job's own record in ``heads``.
     """
     named = f"JobName={record.name} "
     name = text.find(named, heads[number][0])
@@ -151,7 +160,7 @@ def _segment(record: JobRecord, text: str, heads: Sequence[tuple[int, str]], num
 
 
 def _times(record: JobRecord, segment: str) -> dict[str, Any]:
-    """What became of a run under way, where nobody can have written it but Slurm."""
+    """Return suspension and resize times, unless user text could have forged them."""
     times: dict[str, Any] = {}
     resized = _RESIZED.findall(segment)
     if len(resized) == 1:
@@ -164,12 +173,12 @@ def _times(record: JobRecord, segment: str) -> dict[str, Any]:
 
 
 def _suspended(record: JobRecord, at: datetime | None, ran_before_s: int) -> dict[str, Any]:
-    """When a run was suspended or resumed last, and how long it had been suspended by then.
+    """Return the last suspension or resumption time and the total time suspended before it.
 
     Args:
         record: The run.
-        at: SuspendTime, which is the time of a resumption as well; None for never.
-        ran_before_s: SecsPreSuspend, how long it had run by then.
+        at: SuspendTime, which a resumption sets too; None if never suspended.
+        ran_before_s: SecsPreSuspend: how long the run had been running by then.
     """
     if at is None or record.start is None or record.state in WAITING:
         return {}
@@ -178,17 +187,20 @@ def _suspended(record: JobRecord, at: datetime | None, ran_before_s: int) -> dic
 
 
 def _number(value: _Number | int | None) -> int:
+    """Return a JSON number of either form; 0 if unset."""
     if isinstance(value, _Number):
         return value.number if value.set else 0
     return value or 0
 
 
 def _moment(value: _Number | int | None) -> datetime | None:
+    """Convert a JSON time to a datetime; None if unset or out of range."""
     seconds = _number(value)
     return datetime.fromtimestamp(seconds, UTC) if 0 < seconds < _LATEST else None
 
 
 def _extras(record: JobRecord, segment: str) -> dict[str, Any]:
+    """Read the requested TRES, submit line and files, where no user text can have forged them."""
     command = f" Command={record.command or '(null)'} "
     work_dir = f" WorkDir={record.work_dir}"
     middle, tail = segment.find(command), segment.rfind(work_dir)
@@ -210,6 +222,7 @@ def _extras(record: JobRecord, segment: str) -> dict[str, Any]:
 
 
 def _with(record: JobRecord, extras: dict[str, Any]) -> JobRecord:
+    """Return a record with these fields replaced, apart from empty values."""
     changes: dict[str, Any] = {
         field: value for field, value in extras.items() if value not in ("", None, "(null)")
     }
@@ -218,7 +231,7 @@ def _with(record: JobRecord, extras: dict[str, Any]) -> JobRecord:
 
 
 def _requested(tres: str) -> dict[str, int]:
-    """How many CPUs and nodes a job asked for: ``cpu=4,mem=8G,node=2,billing=4``."""
+    """Return requested CPUs and nodes from TRES such as ``cpu=4,mem=8G,node=2,billing=4``."""
     counts = dict(part.partition("=")[::2] for part in tres.split(","))
     found = {
         "requested_cpus": parse_number(counts.get("cpu", "")),
@@ -231,7 +244,7 @@ log = logging.getLogger(__name__)
 
 Version = tuple[int, int, int]
 
-# Names of fields in squeue's -O, the same in 22.05 to 26.05.
+# Field names of squeue -O, the same in Slurm 22.05 to 26.05.
 _SAFE: Final = (
     "JobID",
     "ArrayJobID",
@@ -259,8 +272,8 @@ _SAFE: Final = (
     "MinMemory",
 )
 _OFFERED: Final = ("SLUID", "Exclusive")
-"""Fields that are asked for where squeue offers them, in the order of their versions."""
-# Of one job alone: these change by themselves, so that in the queue every row would be news.
+"""Fields requested only if this squeue lists them, oldest version first."""
+# Fields for one job only. They change constantly, so in the queue every row would look changed.
 _SAFE_OF_ONE: Final = (
     "TimeUsed",
     "PriorityLong",
@@ -268,8 +281,8 @@ _SAFE_OF_ONE: Final = (
     "Origin",
     "SiblingsActive",
 )
-# Accounts and QOS are as the user wrote them where no slurmdbd checks them, the submit
-# host is what the client says, and a reason may quote what a plugin was given.
+# Text that users can influence: accounts and QOS if no slurmdbd checks them, the submit host as
+# the client claims it, and reasons that quote a plugin's input.
 _HOSTILE: Final = (
     "Partition",
     "Reservation",
@@ -297,11 +310,16 @@ _HOSTILE: Final = (
     "mem-per-tres",
 )
 _WIDTHS: Final = {"Dependency": 512}
-"""Of fields of the whole queue that may be very long: of all other texts that users can set Slurm
-takes some thousand bytes, 22.05 to 26.05. squeue pads what is shorter: at 20,000 jobs 512 bytes
-cost 0.1 s. A job that is asked for singly is shown whole."""
+"""Widths in bytes of fields that may be very long in the whole queue.
+
+Slurm limits all other text that users set to some thousand bytes (22.05 to 26.05). squeue pads
+shorter values: at 20,000 jobs, 512 bytes cost 0.1 s. A job that is queried alone is shown in full.
+"""
 LONGEST_READ: Final = 8192
-"""Of any field of the whole queue, in bytes: more than Slurm takes at submission."""
+"""Maximum length of any field of the whole queue, in bytes.
+
+More than Slurm accepts at submission.
+"""
 _HOSTILE_OF_ONE: Final = ("Container", "system_comment")
 _NOBODY: Final = frozenset({"(null)", "N/A", "NA", "n/a"})
 _UNIT: Final = "\x1f"
@@ -309,14 +327,14 @@ _LETTERS: Final = 12
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """What one squeue showed.
+    """Snapshot of the queue from one squeue.
 
     Attributes:
-        records: The jobs; where a former queue was given, only those that changed since.
-        rows: For each raw job id the hash of its row, for the next look.
-        taken_at: When squeue was started, UTC.
-        cost_s: How long squeue took, in seconds.
-        passed_over: How many rows could not be understood.
+        records: The jobs; with a previous queue, only those that changed since.
+        rows: Hash of each row by raw job id, to detect changes at the next poll.
+        taken_at: Start of squeue, UTC.
+        cost_s: Run time of squeue, in seconds.
+        passed_over: Number of rows that could not be parsed.
     """
 
     records: tuple[JobRecord, ...]
@@ -327,15 +345,14 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueFormat:
-    """What squeue is asked for, and how its answer is read.
+    """Format of a squeue query, and parser of its output.
 
     Args:
-        offered: Names of the fields that squeue offers, in lower case: what it does not offer is
-            not asked for.
-        word: The secret word, for reading what was recorded; a new one if empty.
-        of_one: Whether it is for one job, of which there may be more to ask.
-        dependency_bytes: How much of a dependency is shown, at most :data:`LONGEST_READ`; if 0,
-            all of it for one job, and of a whole queue what polls need.
+        offered: Field names that this squeue lists, in lower case; others are not requested.
+        word: The secret word, to read recorded output; "" makes a new one.
+        of_one: The query is for one job, for which more fields are requested.
+        dependency_bytes: Bytes of a dependency to show, at most :data:`LONGEST_READ`; 0 for all of
+            it (one job) or for what polls need (whole queue).
     """
 
     def __init__(
@@ -359,10 +376,10 @@ class QueueFormat:
             self._widths = {**_WIDTHS, "Dependency": min(dependency_bytes, LONGEST_READ)}
         fields += [f"{name}:{self._widths.get(name, '')}{_UNIT}{word}" for name in self._hostile]
         self.variable = ",".join(fields)
-        """The value of SQUEUE_FORMAT2."""
+        """Value of SQUEUE_FORMAT2."""
 
     def rows(self, out: bytes) -> Iterator[bytes]:
-        """The rows of squeue's output; the last is cut short where the output is."""
+        """Yield the rows of squeue's output; the last may be incomplete if the output is."""
         begin = 0
         while True:
             end = begin
@@ -377,18 +394,18 @@ class QueueFormat:
             begin = end + 1  # the newline
 
     def job_id(self, row: bytes) -> int:
-        """The raw job id of a row.
+        """Return the raw job id of a row.
 
         Raises:
-            ValueError: The row does not begin with one.
+            ValueError: The row does not begin with a job id.
         """
         return int(row[: row.index(b"\x1f")])
 
     def record(self, row: bytes, people: People) -> JobRecord:
-        """What a row says.
+        """Parse a row into a record.
 
         Raises:
-            ValueError: The row is not of this format.
+            ValueError: The row does not match this format.
         """
         *safe, rest = row.split(b"\x1f", len(self._safe))
         if len(safe) != len(self._safe):
@@ -407,16 +424,16 @@ class QueueFormat:
 def parse_queue(
     form: QueueFormat, out: bytes, people: People, previous: Mapping[int, int]
 ) -> tuple[tuple[JobRecord, ...], dict[int, int], int]:
-    """The records of squeue's output that are not as in ``previous``.
+    """Parse squeue's output into the records that changed since ``previous``.
 
     Args:
-        form: What squeue was asked for; of ``previous`` too, or hashes never agree.
-        out: What it wrote.
-        people: Who looks names up.
-        previous: Hashes by job id of the former queue.
+        form: The format of this output and of ``previous``; with another one no hash matches.
+        out: squeue's output.
+        people: Resolves uids and gids.
+        previous: Row hashes by job id, from the last queue.
 
     Returns:
-        The records, the hashes by job id, and how many rows were not understood.
+        The changed records, row hashes by job id, and the number of malformed rows.
     """
     records: list[JobRecord] = []
     rows: dict[int, int] = {}
@@ -435,6 +452,7 @@ def parse_queue(
 
 
 def _record(shown: dict[str, str], words: dict[str, str], people: People) -> JobRecord:
+    """Build a record from the fields of a row: ``shown`` from Slurm, ``words`` from users."""
     job_id, uid, gid = int(shown["JobID"]), int(shown["UserID"]), int(shown["GroupID"])
     state = sys.intern(shown["State"])
     is_array = shown["ArrayTaskID"] not in ("", "N/A")
@@ -465,12 +483,13 @@ def _record(shown: dict[str, str], words: dict[str, str], people: People) -> Job
         het_job_id=het_job_id,
         het_offset=parse_number(shown["HetJobOffset"]) or 0 if het_job_id else 0,
         sluid=sluid,
-        # A job's first run gives it its lasting id; of later runs squeue does not tell it.
+        # The SLUID of a job's first run is its permanent id; squeue does not show it for later
+        # runs.
         original_sluid=sluid if restarts == 0 else "",
         restarts=restarts,
         submit=parse_moment(shown["SubmitTime"]),
         eligible=parse_moment(shown["EligibleTime"]),
-        # Expected times are guesses of the scheduler, no facts.
+        # Expected times are the scheduler's estimates, not facts.
         start=start,
         end=end,
         time_limit_s=parse_seconds(shown["TimeLimit"]),
@@ -478,7 +497,7 @@ def _record(shown: dict[str, str], words: dict[str, str], people: People) -> Job
         cpus=parse_number(shown["NumCPUs"]),
         tasks=parse_number(shown["NumTasks"]),
         min_memory_mib=amount_of_tres("mem", shown["MinMemory"]),
-        # Before a job starts, Slurm puts what it asks for here.
+        # Before a job starts, this field holds its requested TRES.
         tres_requested=tres if state == "PENDING" and tres != "(null)" else "",
         tres_allocated="" if state in WAITING or tres == "(null)" else tres,
         nodelist=shown["NodeList"],
@@ -517,10 +536,10 @@ def _record(shown: dict[str, str], words: dict[str, str], people: People) -> Job
 
 
 def _shared(oversubscribe: str, exclusive: str | None) -> str:
-    """Who else may be on its nodes, as versions before 26.05 say it.
+    """Return OverSubscribe in the words of Slurm before 26.05.
 
-    From then on ``NO`` is also said of jobs that share nodes, but not CPUs, and another
-    field tells of those that have nodes to themselves.
+    Slurm 26.05 also writes ``NO`` for jobs that share nodes but not CPUs. Its new field Exclusive
+    marks jobs that have nodes to themselves.
     """
     if exclusive is None:
         return sys.intern(_said(oversubscribe))
@@ -530,7 +549,7 @@ def _shared(oversubscribe: str, exclusive: str | None) -> str:
 
 
 def _suspended_s(start: datetime | None, end: datetime | None, used: str) -> int | None:
-    """How long a run that is over was suspended, which Slurm counts as not used; None for never."""
+    """Return how long an ended run was suspended, in seconds, or None if never."""
     used_s = parse_seconds(used)
     if start is None or end is None or used_s is None:
         return None
@@ -539,4 +558,5 @@ def _suspended_s(start: datetime | None, end: datetime | None, used: str) -> int
 
 
 def _said(name: str) -> str:
+    """Return a text, or "" for squeue's placeholders."""
     return "" if name in _NOBODY else name

@@ -1,8 +1,11 @@
-"""What a row of sacct says, as records: of a job, or of a step.
+"""sacct output: parse rows of jobs and steps, from sacct itself or from a file.
 
-A row is what its columns hold, by their names in small letters. Sizes may have
-units, times may be in a zone: rows come from sacct itself and from files that
-somebody wrote with it.
+:func:`job_from_row` and :func:`step_from_row` make a JobRecord and an accounting Line of a row.
+:class:`History` runs sacct for a period; :func:`rows_of_file` reads a file that ``sacct -P``
+wrote, for imports.
+
+A row is a mapping from column names in lower case to text. Sizes may have units and times may be
+in a local zone, because files come from any sacct command line.
 """
 
 import re
@@ -20,10 +23,10 @@ from steward.slurm.users import People
 from steward.slurm.values import parse_exit_status, parse_moment, parse_number, parse_seconds
 
 Row = Mapping[str, str]
-"""A row's columns, by their names in small letters."""
+"""Row of sacct: text by column name in lower case."""
 
 NAMED: Final = re.compile(r"(\d{1,10})(?:_(?:\[(.+)\]|(\d{1,10}))|\+(\d{1,10}))?(?:\.(.+))?")
-"""What sacct calls a job or a step: 12, 12_3, 12_[4-9], 12+1, 12.batch, 12_3.0."""
+"""Job or step name of sacct: 12, 12_3, 12_[4-9], 12+1, 12.batch, 12_3.0."""
 
 _CLOCK: Final = re.compile(r"(?:(\d{1,6})-)?(?:(\d{1,9}):)?(\d{1,9}):(\d{1,2})(?:\.(\d{1,6}))?")
 _SIZE: Final = re.compile(r"(\d{1,18}(?:\.\d{1,6})?)([KMGTPE]?)")
@@ -34,12 +37,12 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def job_from_row(row: Row, people: People, zone: tzinfo = UTC) -> JobRecord | None:
-    """The record of a job; None if the row tells too little: no id, or no submit time.
+    """Return the record of a job, or None if the row lacks a job id or submit time.
 
     Args:
-        row: Of a job, not of a step.
-        people: Who looks names up.
-        zone: What the row's times are in.
+        row: Row of a job, not of a step.
+        people: Resolves names.
+        zone: Time zone of the row.
     """
     named = NAMED.fullmatch(row.get("jobid", "")) or NAMED.fullmatch(row.get("jobidraw", ""))
     raw = row.get("jobidraw") or (named[1] if named and not named[2] and not named[3] else "")
@@ -82,13 +85,13 @@ def job_from_row(row: Row, people: People, zone: tzinfo = UTC) -> JobRecord | No
 
 
 def step_from_row(row: Row, job: JobRecord, cluster: str, zone: tzinfo = UTC) -> Line | None:
-    """The line of a step; None if the row's name is no step's.
+    """Return the accounting line of a step, or None if the row's name is not a step's.
 
     Args:
-        row: Of a step.
-        job: Of the job, whose row is before it.
-        cluster: The cluster's name.
-        zone: What the row's times are in.
+        row: Row of a step.
+        job: Record of the job, whose row precedes.
+        cluster: Cluster name.
+        zone: Time zone of the row.
     """
     named = NAMED.fullmatch(row.get("jobid", "")) or NAMED.fullmatch(row.get("jobidraw", ""))
     if named is None or named[5] is None:
@@ -121,7 +124,7 @@ def step_from_row(row: Row, job: JobRecord, cluster: str, zone: tzinfo = UTC) ->
 
 
 def parse_time(raw: str, zone: tzinfo) -> datetime | None:
-    """A time as sacct writes it; whole seconds since the epoch, too."""
+    """Parse a time of sacct: ISO 8601 in ``zone``, or seconds since the epoch."""
     if raw.isascii() and raw.isdigit() and len(raw) <= 11:
         return datetime.fromtimestamp(int(raw), UTC) if int(raw) else None
     found = parse_moment(raw)
@@ -129,7 +132,7 @@ def parse_time(raw: str, zone: tzinfo) -> datetime | None:
 
 
 def parse_clock_us(raw: str) -> int | None:
-    """A span as sacct writes it, in µs: "1-02:03:04", "00:00.017"; None for what is none."""
+    """Parse a duration of sacct into µs: "1-02:03:04", "00:00.017"; None if malformed."""
     parts = _CLOCK.fullmatch(raw)
     if parts is None:
         return None
@@ -139,7 +142,7 @@ def parse_clock_us(raw: str) -> int | None:
 
 
 def parse_size(raw: str) -> int | None:
-    """A size, in bytes: "3268608", "1632K", "0.01M"; None for what is none."""
+    """Parse a size into bytes: "3268608", "1632K", "0.01M"; None if malformed."""
     parts = _SIZE.fullmatch(raw)
     return None if parts is None else int(float(parts[1]) * _UNITS[parts[2]])
 
@@ -171,15 +174,16 @@ _TEXTS: Final = {
     "stderr": "stderr",
     "sluid": "sluid",
 }
-"""Columns with a text, and the fields of a record that they fill."""
+"""Text columns, and the record fields they fill."""
 
 _MAXIMA: Final = {"max_rss": "mem", "max_pages": "pages", "max_read": "fs/disk"}
 _COLUMNS: Final = {"max_rss": "maxrss", "max_pages": "maxpages", "max_read": "maxdiskread"}
 _ALONE: Final = frozenset({"jobname", "sluid", "stdin", "stdout", "stderr"})
-"""Texts that may well be None or Unknown."""
+"""Text columns in which "None" or "Unknown" may be a real value."""
 
 
 def _clean_text(row: Row, column: str) -> str:
+    """Return a text column, or "" for sacct's placeholders."""
     found = row.get(column, "")
     if column in _ALONE:
         return found
@@ -187,20 +191,23 @@ def _clean_text(row: Row, column: str) -> str:
 
 
 def _texts(row: Row) -> dict[str, Any]:
+    """Return the record fields that hold text."""
     texts = {field: _clean_text(row, column) for column, field in _TEXTS.items()}
-    # sacct is asked with --noconvert for the sake of sizes that it would round.
+    # History runs sacct with --noconvert, because it would round sizes.
     return texts | {
         field: tres.converted(texts[field]) for field in ("tres_requested", "tres_allocated")
     }
 
 
 def _state(row: Row) -> tuple[str, int | None]:
+    """Return the state, and the uid that cancelled the job."""
     state, _, rest = row.get("state", "").partition(" ")
     by = rest.removeprefix("by ")
     return state.rstrip("+").upper(), parse_number(by) if by else None
 
 
 def _person(row: Row, people: People) -> dict[str, Any]:
+    """Return uid, user, gid and group of a row."""
     uid, gid = parse_number(row.get("uid", "")), parse_number(row.get("gid", ""))
     if uid is None and row.get("user"):
         uid = people.uid(row["user"])
@@ -215,17 +222,17 @@ def _person(row: Row, people: People) -> dict[str, Any]:
 
 
 def _name(row: Row, column: str, number: int) -> str:
-    """Name in a row of sacct whose number this host no longer resolves.
+    """Return the user or group name in a row whose number this host cannot resolve.
 
-    User is the association's, which slurmdbd keeps. Group, and User where slurmdbd has no
-    association, is what sacct's own host resolves: "nobody", or the number.
+    User is the association's name, which slurmdbd keeps. Group, and User where slurmdbd has no
+    association, is what sacct's own host resolved: "nobody", or the number.
     """
     name = _clean_text(row, column)
     return "" if name in (str(number), "nobody", "nogroup") else name
 
 
 def _used(row: Row) -> dict[str, Any]:
-    """What a step used; where the node sampled nothing, nothing is known but its CPU time."""
+    """Return a step's resource usage; without samples only its CPU time is known."""
     found: dict[str, Any] = {
         "user_us": parse_clock_us(row.get("usercpu", "")),
         "system_us": parse_clock_us(row.get("systemcpu", "")),
@@ -255,21 +262,24 @@ def _used(row: Row) -> dict[str, Any]:
 
 
 def _tres(row: Row, column: str) -> dict[str, str]:
+    """Split a TRES usage column into values by name."""
     pairs = (part.partition("=") for part in row.get(column, "").split(","))
     return {name: value for name, _, value in pairs if name}
 
 
 def _seconds(raw: str) -> int | None:
+    """Parse a duration into whole seconds."""
     found = parse_clock_us(raw)
     return None if found is None else found // _US
 
 
 def _micros(moment: datetime | None) -> int:
+    """Convert a time to µs since the epoch; 0 for None."""
     return 0 if moment is None else int((moment - _EPOCH).total_seconds()) * _US
 
 
 FIELDS: Final = (
-    # What Slurm alone writes stands first and last.
+    # Columns written only by Slurm come first and last, to keep rows unambiguous.
     *("JobIDRaw", "JobID", "UID", "GID", "State", "ExitCode", "DerivedExitCode", "Submit"),
     *("Eligible", "Start", "End", "Suspended", "TimelimitRaw", "NNodes", "NCPUS", "ReqCPUS"),
     *("ReqNodes", "ReqTRES", "AllocTRES", "NodeList", "NTasks", "Restarts", "SLUID"),
@@ -283,7 +293,7 @@ FIELDS: Final = (
     *("SubmitLine", "Comment", "AdminComment", "SystemComment", "Extra", "DBIndex"),
 )
 NEEDED: Final = ("jobid", "submit", "end", "state")
-"""Columns without which a file tells nothing that could be put into books."""
+"""Columns without which a file cannot be imported."""
 
 _TIMEOUT_S: Final = 1800.0
 _CHUNK: Final = 1 << 20
@@ -292,10 +302,10 @@ _WORD: Final = re.compile(r"[A-Za-z]{1,40}")
 
 
 class History:
-    """A cluster's slurmdbd, asked for all that it knows of a time.
+    """Client for slurmdbd's job records of a period, through sacct.
 
     Args:
-        commands: How sacct is run.
+        commands: Runs sacct.
         cluster: ClusterName in slurm.conf.
     """
 
@@ -306,14 +316,14 @@ class History:
         self.passed_over = 0
 
     def rows(self, since: datetime, until: datetime, *, steps: bool = True) -> Iterator[Row]:
-        """Jobs that were eligible or ran between two times, all runs of them, and their steps.
+        """Yield all runs and steps of jobs that were eligible or ran in a period.
 
-        Memory is bounded on our side, whatever the time holds; times are UTC.
+        Memory use is bounded whatever the period. Times are UTC.
 
         Args:
-            since: Beginning of the time.
-            until: Its end.
-            steps: Whether steps are wanted too.
+            since: Begin of the period.
+            until: End of the period.
+            steps: Include steps.
 
         Raises:
             SlurmError: slurmdbd does not answer, or refuses.
@@ -339,32 +349,33 @@ class History:
                     yield dict(zip(names, map(_decode, parts), strict=True))
 
     def _known_fields(self) -> list[str]:
+        """Return those FIELDS that this sacct has."""
         if not self._fields:
-            # Any version's sacct says what it knows.
+            # Every version's sacct lists its fields.
             known = set(self._commands.run("sacct", "--helpformat").decode("ascii").split())
             self._fields = [name for name in FIELDS if name in known]
         return self._fields
 
 
 def rows_of_file(file: BinaryIO, delimiter: str = "|") -> Iterator[tuple[Row | None, int]]:
-    """The rows of a file that ``sacct -P`` wrote, with its heading.
+    """Yield the rows of a file that ``sacct -P`` wrote, including its heading.
 
     Args:
         file: Open for reading, at its start.
-        delimiter: What stands between columns.
+        delimiter: Separator of columns.
 
     Yields:
-        Each row, None for one that is none, and how many bytes of the file are behind it.
+        Each row (None if malformed), and the file offset after it, in bytes.
 
     Raises:
-        SlurmError: The heading is none, or lacks a column that is needed.
+        SlurmError: The heading is missing, or lacks a required column.
     """
     separator = delimiter.encode()
     heading = file.readline(_LONGEST_ROW)
     names = [_decode(part).lower() for part in heading.rstrip(b"\r\n").split(separator)]
     is_closed = not names[-1]
     if is_closed:
-        names.pop()  # sacct -p ends each row with a delimiter, as sacct -P does not
+        names.pop()  # unlike sacct -P, sacct -p ends each row with a delimiter
     missing = [name for name in NEEDED if name not in names and f"{name}raw" not in names]
     if missing or not all(_WORD.fullmatch(name) for name in names):
         raise SlurmError(
@@ -384,7 +395,10 @@ def rows_of_file(file: BinaryIO, delimiter: str = "|") -> Iterator[tuple[Row | N
 
 
 def _records(file: BinaryIO, separator: bytes, columns: int) -> Iterator[list[bytes] | None]:
-    """Rows between separators; a text may hold line ends, the first and last column may not."""
+    """Split output into rows of columns.
+
+    Text columns may contain newlines, first and last may not.
+    """
     parts: list[bytes] = []
     left = b""
     while True:
@@ -412,5 +426,5 @@ def _decode(raw: bytes) -> str:
 
 
 def _slurm_time(moment: datetime) -> str:
-    """A time as Slurm's commands take it under TZ=UTC."""
+    """Format a time for Slurm's commands, which run under TZ=UTC."""
     return moment.strftime("%Y-%m-%dT%H:%M:%S")

@@ -1,6 +1,9 @@
-"""sbatch's options, of 22.05 to 26.05: which take a value, and which are other names.
+"""sbatch options of Slurm 22.05 to 26.05: which take a value, short letters and aliases.
 
-Source: sbatch(1), and what sbatch of each version says of its own options:
+:func:`full_name` and :func:`letters` read options as getopt does; the price estimate parses submit
+lines with them.
+
+Source: sbatch(1), and ``sbatch --help`` of each version;
 tests/integration/test_estimate_billing.py compares both.
 """
 
@@ -53,7 +56,7 @@ VALUED: Final = frozenset(
         "export",
     }
 )
-"""Options that take a value."""
+"""Options that require a value."""
 
 FLAGS: Final = frozenset(
     {
@@ -79,7 +82,7 @@ FLAGS: Final = frozenset(
         *("external",),
     }
 )
-"""Options that take none."""
+"""Options without a value."""
 
 OPTIONAL: Final = frozenset(
     {
@@ -87,7 +90,7 @@ OPTIONAL: Final = frozenset(
         *("requeue", "resv-ports"),
     }
 )
-"""Options whose value, if they have one, stands behind ``=``."""
+"""Options with an optional value, given after ``=``."""
 
 SHORT: Final = {
     "A": "account",
@@ -125,23 +128,23 @@ SHORT: Final = {
     "w": "nodelist",
     "x": "exclude",
 }
-"""The letters that some of them have."""
+"""Single-letter options and their long names."""
 
 ALIASES: Final = {
     "cluster": "clusters",
     "ntasks-per-tres": "ntasks-per-gpu",
     "tasks-per-node": "ntasks-per-node",
 }
-"""Other names of options."""
+"""Alternative long names of options."""
 
 ALL: Final = VALUED | FLAGS | OPTIONAL | ALIASES.keys()
 
 
 def letters(word: str) -> Iterator[tuple[str, str | None]]:
-    """Yield the options of a word such as ``-Hn4``; None for a value that is the next word.
+    """Yield the options of a word such as ``-Hn4``; value None means the next word.
 
     Raises:
-        UsageError: A letter is no option of sbatch.
+        UsageError: A letter is not an option of sbatch.
     """
     rest = word[1:]
     while rest:
@@ -155,10 +158,10 @@ def letters(word: str) -> Iterator[tuple[str, str | None]]:
 
 
 def full_name(name: str) -> str:
-    """Return an option's whole name; getopt takes any beginning of it that no other has.
+    """Return the full name of an option, which getopt accepts abbreviated if unambiguous.
 
     Raises:
-        UsageError: sbatch has no such option, or several.
+        UsageError: sbatch has no such option, or the abbreviation is ambiguous.
     """
     found = {name} if name in ALL else {of for of in ALL if of.startswith(name)}
     found = {ALIASES.get(of, of) for of in found}

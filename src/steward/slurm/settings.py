@@ -1,35 +1,35 @@
-"""The settings of clusters: where their Slurm is, and how it is asked."""
+"""Cluster settings: the configuration section ``[cluster.NAME]``."""
 
 from typing import Final
 
 from steward.core.section import Section
 
 SCHEDULERS: Final = "steward.scheduler"
-"""The group of entry points whose names ``scheduler`` takes."""
+"""Entry point group whose names are the values of ``scheduler``."""
 
 
 class ClusterSettings(Section, frozen=True, kw_only=True):
-    """[cluster.NAME]: one cluster whose books are kept.
+    """[cluster.NAME]: settings of one cluster.
 
     Attributes:
-        scheduler: ``slurm``, ``torque``, or what another package offers, see docs/torque.md.
-        slurm: Whether to ask Slurm at all; without it jobs stay unverified.
-        spool: slurmctld's StateSaveLocation; asked of Slurm where it is not given. Of
-            Torque its server_priv.
-        slurm_conf: Path given to Slurm's commands as SLURM_CONF; their default if empty.
+        scheduler: ``slurm``, ``torque``, or a scheduler that another package provides, see
+            docs/torque.md.
+        slurm: Whether to query Slurm. If false, jobs stay unverified.
+        spool: slurmctld's StateSaveLocation; asked from Slurm if empty. For Torque: server_priv.
+        slurm_conf: Path passed to Slurm's commands as SLURM_CONF; their default if empty.
         slurm_bin: Directory of Slurm's commands; found in PATH if empty.
-        slurm_prefix: Words put before each of Slurm's commands (``chroot /srv/slurm-26.05``).
-        timezone: IANA name of the zone of dates in paths and output; the system's if empty.
-        snapshot_interval_s: Least seconds between two snapshots of the queue.
-        command_timeout_s: How long one of Slurm's commands may take, in seconds.
-        remote: Whether a ``steward controller`` elsewhere reports for it, see
-            docs/controllers.md: then neither its spool nor its Slurm is looked at here.
-        controllers: The hosts that may report for it, names or addresses.
+        slurm_prefix: Words placed before each of Slurm's commands (``chroot /srv/slurm-26.05``).
+        timezone: IANA time zone of dates in paths and output; the system's if empty.
+        snapshot_interval_s: Minimum seconds between two queue snapshots.
+        command_timeout_s: Time-out of each Slurm command, in seconds.
+        remote: Whether a ``steward controller`` elsewhere reports for this cluster, see
+            docs/controllers.md. If so, this host reads neither its spool nor its Slurm.
+        controllers: Hosts that may report for it, names or addresses.
         munge_socket: Socket of this cluster's munged; MUNGE's default if empty.
         jobcomp_lines: File that native/jobcomp.lua appends to on this host, see
-            docs/accounting.md; "" where JobCompType is not ours.
+            docs/accounting.md; "" if JobCompType is not Steward's.
         torque_subdirs: Whether Torque keeps its jobs in ``jobs/0`` to ``jobs/9``
-            (use_jobs_subdirs); found out where it is not said.
+            (use_jobs_subdirs); detected if not set.
     """
 
     scheduler: str = "slurm"
@@ -49,5 +49,5 @@ class ClusterSettings(Section, frozen=True, kw_only=True):
 
     @property
     def asks_slurm(self) -> bool:
-        """Whether any of Slurm's commands is run for it."""
+        """Whether Steward runs Slurm's commands for this cluster."""
         return self.slurm and self.scheduler == "slurm"

@@ -1,11 +1,9 @@
-"""Times as people type them for Slurm's commands (-S and -E of sacct).
+"""Times as users type them for sacct's -S and -E: ``now-1day``, ``today``, ``08:00``, dates.
 
-A person who knows sacct should not have to learn another way to say yesterday.
-What is accepted is what sacct(1) lists under "Valid time formats", and what
-its parser takes beside that (blanks in ``now - 1 day``, ``tomorrow``, ``uts``
-with seconds since the epoch), plus ISO 8601 with a zone, as our own answers
-print times. As with sacct, a time that lacks its date is one of today, and a
-date that lacks its year is not in a later month than this one.
+:func:`parse_time` accepts what sacct(1) lists under "Valid time formats", what its parser takes
+beyond that (blanks in ``now - 1 day``, ``tomorrow``, ``uts`` with seconds since the epoch), and
+ISO 8601 with a zone, as Steward prints times. As with sacct, a time without a date is today's, and
+a date without a year is never in a later month than the present one.
 """
 
 import os
@@ -19,7 +17,7 @@ from steward.core.errors import UsageError
 
 
 class TimeError(UsageError):
-    """A time that cannot be understood."""
+    """Time that cannot be parsed."""
 
 
 _FIXED: Final = {
@@ -45,10 +43,10 @@ _WHEN = re.compile(rf"(?:{_DATE})?(?:(?:(?<=\d)(?:[Tt-]|\s+)|^){_CLOCK})?")
 
 @lru_cache(maxsize=64)
 def zone_called(name: str) -> tzinfo:
-    """The zone of an IANA name; for "" this host's own, by TZ or else by /etc/localtime.
+    """Return the time zone of an IANA name; for "" this host's: TZ or else /etc/localtime.
 
     Raises:
-        TimeError: There is no such zone.
+        TimeError: The zone does not exist.
     """
     wanted = name or os.environ.get("TZ", "").lstrip(":")
     if wanted:
@@ -63,23 +61,23 @@ def zone_called(name: str) -> tzinfo:
         with open("/etc/localtime", "rb") as file:
             return ZoneInfo.from_file(file)
     except (OSError, ValueError):
-        # As the C library does where nothing is said of a zone.
+        # As the C library does when no zone is configured.
         return UTC
 
 
 def parse_time(text: str, now: datetime, zone: tzinfo) -> datetime:
-    """The moment that a text means.
+    """Parse a time into an aware datetime in UTC.
 
     Args:
-        text: What somebody typed.
-        now: The present moment, aware.
-        zone: The zone of times that do not name one.
+        text: What the user typed.
+        now: The present time, aware.
+        zone: Time zone of times that name none.
 
     Returns:
         The moment, aware, in UTC.
 
     Raises:
-        TimeError: The text is none of Slurm's forms, or no such moment exists.
+        TimeError: The text matches none of Slurm's forms, or the time does not exist.
     """
     text = text.strip()
     here = now.astimezone(zone)
@@ -100,6 +98,7 @@ def parse_time(text: str, now: datetime, zone: tzinfo) -> datetime:
 
 
 def _relative(text: str, now: datetime) -> datetime | None:
+    """Parse ``now``, ``now-1day`` and ``uts1700000000``."""
     if match := _NOW.fullmatch(text):
         sign, count, unit = match.groups()
         if count is None:
@@ -112,6 +111,7 @@ def _relative(text: str, now: datetime) -> datetime | None:
 
 
 def _named(text: str, here: datetime, zone: tzinfo) -> datetime | None:
+    """Parse ``today``, ``tomorrow``, ``noon`` and the like."""
     word = text.lower()
     day = here.date()
     if word == "today":
@@ -123,6 +123,7 @@ def _named(text: str, here: datetime, zone: tzinfo) -> datetime | None:
 
 
 def _written(text: str, here: datetime, zone: tzinfo) -> datetime | None:
+    """Parse a date, a time of day, or both."""
     match = _WHEN.fullmatch(text)
     if not text or match is None:
         return None
@@ -142,7 +143,7 @@ def _written(text: str, here: datetime, zone: tzinfo) -> datetime | None:
 
 
 def _clock(part: dict[str, str | None]) -> time:
-    """The time of day that a match holds; midnight where it holds none."""
+    """Return the time of day in a match; midnight if it has none."""
     hour = int(part["hour"] or 0)
     if part["half"]:
         if not 1 <= hour <= 12:
@@ -152,7 +153,7 @@ def _clock(part: dict[str, str | None]) -> time:
 
 
 def _iso(text: str) -> datetime | None:
-    """ISO 8601 with a zone; without one it was not Slurm's form and is not guessed at."""
+    """Parse ISO 8601 with a zone; None without one."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -161,13 +162,13 @@ def _iso(text: str) -> datetime | None:
 
 
 def relative_form(here: datetime, now: datetime) -> str:
-    """The form that Slurm's commands choose by distance in days, for strftime(3).
+    """Return the strftime(3) format that Slurm's commands choose by distance in days.
 
-    That is what ``SLURM_TIME_FORMAT=relative`` means, see squeue(1).
+    This is ``SLURM_TIME_FORMAT=relative``, see squeue(1).
 
     Args:
-        here: The time, in the zone that it is shown in.
-        now: The present moment, in the same zone.
+        here: The time, in the zone used for output.
+        now: The present time, in the same zone.
     """
     days = (here.date() - now.date()).days
     if days in (-1, 0, 1):

@@ -1,4 +1,8 @@
-"""TRES as Slurm writes them: ``cpu=4,mem=8G,node=2,billing=4,gres/gpu:a100=2``."""
+"""TRES parsing: ``cpu=4,mem=8G,node=2,billing=4,gres/gpu:a100=2`` and the forms of requests.
+
+Amounts are integers by TRES name. Memory and burst buffers are in MiB. :func:`gres` reads a node's
+GRES, :func:`requested_gres` and :func:`licenses` read a job's requests.
+"""
 
 import re
 from fractions import Fraction
@@ -25,7 +29,10 @@ def is_size(name: str) -> bool:
 
 
 def parse_tres(text: str) -> dict[str, int]:
-    """Amounts by name, ``mem`` and burst buffers in MiB; what is no amount is left out."""
+    """Parse TRES into amounts by name; ``mem`` and burst buffers in MiB.
+
+    Parts without a valid amount are left out.
+    """
     found: dict[str, int] = {}
     for part in text.split(","):
         name, equals, amount = part.rpartition("=")
@@ -36,7 +43,7 @@ def parse_tres(text: str) -> dict[str, int]:
 
 
 def amount_of_tres(name: str, amount: str) -> int | None:
-    """One amount, of ``mem`` and burst buffers in MiB; None for what is none."""
+    """Parse one amount, in MiB for ``mem`` and burst buffers; None if malformed."""
     match = _AMOUNT.fullmatch(amount)
     if match is None:
         return None
@@ -47,19 +54,20 @@ def amount_of_tres(name: str, amount: str) -> int | None:
 
 
 def converted(text: str) -> str:
-    """Convert what sacct prints with --noconvert: ``mem=16384M`` to ``mem=16G``.
+    """Convert sacct's --noconvert form: ``mem=16384M`` to ``mem=16G``.
 
-    Exact amounts alone change; Slurm counts halves as exact: ``mem=1.50G``.
+    Only exact amounts change; Slurm counts halves as exact: ``mem=1.50G``.
     """
     return ",".join(_converted(part) for part in text.split(","))
 
 
 def _converted(part: str) -> str:
+    """Convert one part of a TRES text."""
     name, _, amount = part.partition("=")
     number = amount.removesuffix("M")
     if not is_size(name) or number == amount:
         return part
-    # 15 digits: what a float holds exactly.
+    # A float holds up to 15 digits exactly.
     if not number.isdecimal() or not number.isascii() or len(number) > 15:
         return part
     size, letter = float(number), "M"
@@ -72,12 +80,12 @@ def _converted(part: str) -> str:
 
 
 def gres(text: str) -> dict[str, int]:
-    """What ``Gres=`` of a node shows, as TRES: ``gpu:a100:4(S:0-1),shard:8`` and the like.
+    """Parse a node's ``Gres=`` into TRES: ``gpu:a100:4(S:0-1),shard:8`` and similar forms.
 
-    A typed one counts under its type and under its name.
+    A typed GRES counts under its type and under its name.
     """
     found: dict[str, int] = {}
-    # Within brackets commas part sockets and indices, not GRES.
+    # Commas inside parentheses separate sockets and indices, not GRES.
     for part in re.sub(r"\([^()]*\)", "", text).split(","):
         words = part.split(":")
         count = amount_of_tres("", words[-1]) if len(words) > 1 else None
@@ -97,10 +105,10 @@ def gres(text: str) -> dict[str, int]:
 
 
 def requested_gres(text: str) -> dict[str, int]:
-    """What a job asked for per job, node, socket or task: ``gres/gpu:a100:2,gres/shard:1``.
+    """Parse a job's request per job, node, socket or task: ``gres/gpu:a100:2,gres/shard:1``.
 
-    Also as older versions have it (``gpu:2``, ``gres:gpu:2``), and licenses
-    (``license/matlab:2``). A typed one counts under its type alone.
+    Also reads the forms of older versions (``gpu:2``, ``gres:gpu:2``) and licenses
+    (``license/matlab:2``). A typed GRES counts under its type only.
     """
     found: dict[str, int] = {}
     for part in text.split(","):
@@ -123,7 +131,7 @@ def requested_gres(text: str) -> dict[str, int]:
 
 
 def licenses(text: str) -> dict[str, int]:
-    """What ``--licenses`` asks for, as TRES: ``matlab:2,abaqus@db=5``; of ``a|b`` both."""
+    """Parse ``--licenses`` into TRES: ``matlab:2,abaqus@db=5``; ``a|b`` counts both."""
     found: dict[str, int] = {}
     for part in re.split(r"[,;|]", text):
         name, colon, amount = part.strip().rpartition(":")
@@ -141,17 +149,16 @@ _COUNTED: Final = ("gres/", "license/")
 
 
 def kind_of(name: str) -> str:
-    """A TRES' name without its type: ``gres/gpu`` of ``gres/gpu:a100``."""
+    """Return a TRES name without its type: ``gres/gpu`` for ``gres/gpu:a100``."""
     return name.partition(":")[0]
 
 
 def requested_kinds(record: JobRecord, sockets: int = 1) -> dict[str, int]:
-    """What a job asked for, under the names that it used.
+    """Return the GRES and licenses a job requested, by the names it used.
 
     Args:
-        record: The job as the queue shows it.
-        sockets: Of a node, as far as they are known: a record does not tell how many of them
-            the job takes.
+        record: The job as in the queue.
+        sockets: Sockets per node, if known. A record does not tell how many of them a job takes.
     """
     nodes, tasks = max(1, record.nodes or 1), max(1, record.tasks or 1)
     found: dict[str, int] = {}
@@ -163,13 +170,13 @@ def requested_kinds(record: JobRecord, sockets: int = 1) -> dict[str, int]:
     ):
         for name, amount in requested_gres(text).items() if text else ():
             if name.startswith(_COUNTED):
-                # The same ones, said twice: as the job's and as a task's.
+                # One request may be stated twice, for the job and for a task.
                 found[name] = max(found.get(name, 0), amount * many)
     return found
 
 
 def without_kind(text: str, kinds: set[str]) -> str:
-    """A request without what is known of these kinds already."""
+    """Remove the parts of a request whose kinds are already known."""
     if not text or not kinds:
         return text
     kept = [part for part in text.split(",") if not kinds.intersection(_kinds(part))]
@@ -177,4 +184,5 @@ def without_kind(text: str, kinds: set[str]) -> str:
 
 
 def _kinds(part: str) -> set[str]:
+    """Return the TRES names, without types, in one part of a request."""
     return {kind_of(name) for name in requested_gres(part)}

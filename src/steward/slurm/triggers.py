@@ -1,7 +1,7 @@
-"""Slurm's triggers (strigger): programs that slurmctld starts when something happens.
+"""Slurm triggers (strigger): list, set and clear programs that slurmctld starts on events.
 
-Only SlurmUser may set one. Their events differ by version; some can be set, and never
-fire.
+:class:`Triggers` runs strigger for one cluster. Only SlurmUser may set triggers; root does so in
+SlurmUser's name. The events differ by Slurm version, and some can be set but never fire.
 """
 
 import re
@@ -27,7 +27,7 @@ from steward.slurm.settings import ClusterSettings
 
 _NODE_EVENTS: Final = ("down", "up", "drained", "fail", "idle", "draining", "resume")
 _JOB_EVENTS: Final = ("fini", "time")
-# Of a job these mean the nodes that it has.
+# For a job, these events concern its nodes.
 _OF_JOBS_NODES: Final = frozenset({"down", "up", "drained", "draining", "fail"})
 _DAEMON_EVENTS: Final = (
     "primary_slurmctld_failure",
@@ -55,15 +55,15 @@ _OF_BOOKS: Final = frozenset(
 )
 _ALSO: Final = {"drain": "drained", "failing": "fail", "finished": "fini"}
 
-# " 12 node  node[1-2] down    0 slurm    PERM  /usr/bin/x y": columns, of which the program's
-# path, the last, begins with a slash.
+# Columns of strigger --get, such as " 12 node  node[1-2] down    0 slurm    PERM  /usr/bin/x y".
+# The program comes last and its path begins with a slash.
 _ROW: Final = re.compile(
     r"\s*(\d{1,10})\s+(\S+)\s+(\S+)\s+(\S+)\s+(-?\d{1,10})\s+(\S+)\s+(?:([A-Z,|]+)\s+)?(/.*)"
 )
 _GONE: Final = re.compile(r"No such process|Invalid argument")
 _DUPLICATE: Final = re.compile(r"Duplicate event trigger")
 _NO_NODE: Final = re.compile(r"Invalid node name")
-# slurmctld forgets in its next turn, and takes one every 15 s.
+# slurmctld forgets a fired trigger in its next cycle, every 15 s.
 _FORGOTTEN_S: Final = 30.0
 _AGAIN_S: Final = 0.5
 _OFFSET_S: Final = 0x8000
@@ -71,17 +71,17 @@ _LONGEST: Final = 1024
 
 
 class TriggerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One trigger.
+    """Trigger of strigger, as slurmctld lists it.
 
     Attributes:
-        id: Its number.
-        resource: Of what it is: ``node``, ``job``, ``slurmctld``, ``slurmdbd``, ``database``.
-        resource_id: Which: a node list, a job's id; "" for all.
-        event: What it waits for, as strigger's option is called.
-        offset_s: Seconds from the event to the program; before it where negative.
-        user: Whose it is.
-        permanent: Whether it stays when it has fired.
-        program: What is started, with its arguments.
+        id: Trigger id.
+        resource: Type: ``node``, ``job``, ``slurmctld``, ``slurmdbd`` or ``database``.
+        resource_id: Node list or job id; "" for all.
+        event: Event, by the name of strigger's option.
+        offset_s: Seconds from the event to the program's start; negative for before it.
+        user: Owner of the trigger.
+        permanent: Whether the trigger stays after it fires.
+        program: The program with its arguments.
     """
 
     id: int
@@ -95,11 +95,11 @@ class TriggerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Triggers:
-    """The triggers of one cluster, as SlurmUser; root sets them in SlurmUser's name.
+    """Client for the triggers of one cluster; runs strigger as SlurmUser.
 
     Args:
-        cluster: Its name in the configuration.
-        settings: How its commands are found and started.
+        cluster: Cluster name in Steward's configuration.
+        settings: Where Slurm's commands are and how to run them.
     """
 
     def __init__(self, cluster: str, settings: ClusterSettings) -> None:
@@ -108,7 +108,7 @@ class Triggers:
         self._user = ""
 
     def all(self) -> list[TriggerRecord]:
-        """Every trigger there is, whoever set it.
+        """Return all triggers of all users.
 
         Raises:
             SlurmError: slurmctld does not answer.
@@ -126,27 +126,28 @@ class Triggers:
         permanent: bool = False,
         patience_s: float = _FORGOTTEN_S,
     ) -> int:
-        """Have slurmctld start a program when something happens.
+        """Set a trigger: slurmctld starts a program when an event happens.
 
         Args:
-            program: Its path and arguments, parted by blanks; slurmctld adds what it was.
-            event: One of :meth:`events`; ``drain`` is ``drained``.
-            nodes: Of these nodes; of all if empty.
-            job: Of this job, or of its nodes.
-            offset_s: Seconds from the event to the program.
-            permanent: Whether it stays when it has fired.
-            patience_s: Seconds that slurmctld has for forgetting the same one that has fired.
+            program: Path and arguments, separated by blanks; slurmctld appends what the event
+                concerns.
+            event: One of :meth:`events`; ``drain`` means ``drained``.
+            nodes: Node list; "" for all nodes.
+            job: Job id, for the job or its nodes.
+            offset_s: Seconds from the event to the program's start.
+            permanent: Whether the trigger stays after it fires.
+            patience_s: Seconds to wait for slurmctld to forget the same trigger after it fired.
 
         Returns:
-            Its id; of one that is there already, that one's.
+            Id of the trigger; if the same one exists, that one's id.
 
         Raises:
-            UnknownEvent: This Slurm has no such event.
-            EventNeverFires: It has, but never starts a program for it.
-            UnknownNode: Slurm does not have one of the nodes.
+            UnknownEvent: This Slurm version lacks the event.
+            EventNeverFires: The event exists, but never starts a program.
+            UnknownNode: Slurm lacks at least one of the nodes.
             UnknownJob: Slurm does not know the job.
             SlurmRefused: We are not SlurmUser.
-            WrongUpdate: The trigger makes no sense.
+            WrongUpdate: The arguments contradict each other or are invalid.
         """
         name = _ALSO.get(event, event)
         known = self.events()
@@ -168,8 +169,8 @@ class Triggers:
                     f"the trigger for {event} was set, and is not there any more: "
                     "it has fired, or somebody has cleared it"
                 )
-            # A slurmctld that was started anew takes one that had fired for a duplicate until
-            # it forgets it, and never shows one that has fired: what is shown still waits.
+            # After a restart, slurmctld reports a fired trigger as a duplicate until it forgets
+            # it. It never lists a fired trigger, so a listed one is still waiting.
             if time.monotonic() >= until:
                 raise SlurmError(
                     f"the same trigger for {event} has fired, and slurmctld still remembers it: "
@@ -178,15 +179,15 @@ class Triggers:
             time.sleep(_AGAIN_S)
 
     def clear(self, trigger_id: int, user: str = "") -> None:
-        """Take a trigger away.
+        """Delete a trigger.
 
         Args:
-            trigger_id: Its id.
-            user: Only if it is this user's; anybody's if empty.
+            trigger_id: Trigger id.
+            user: Delete it only if it belongs to this user; "" for any owner.
 
         Raises:
-            UnknownTrigger: There is none of this id, or it is another user's.
-            SlurmRefused: It is another's, and we are not root.
+            UnknownTrigger: No trigger has this id, or it belongs to another user.
+            SlurmRefused: It belongs to another user and we are not root.
         """
         of_user = ["--user", user] if user else []
         try:
@@ -200,7 +201,7 @@ class Triggers:
             raise
 
     def events(self) -> dict[str, str]:
-        """The events of this Slurm; with each, why it never fires, or "".
+        """Return the events of this Slurm version, each with the reason why it never fires, or "".
 
         Raises:
             SlurmError: Slurm cannot be asked.
@@ -219,7 +220,7 @@ class Triggers:
         }
 
     def _is_new(self, wanted: TriggerRecord) -> bool:
-        """Have it set; whether slurmctld had none that is the same."""
+        """Set a trigger; return False if slurmctld already has the same one."""
         try:
             self._run("--set", *_options(wanted))
         except UnknownJob:
@@ -233,21 +234,23 @@ class Triggers:
         return True
 
     def _run(self, *words: str) -> bytes:
+        """Run strigger as SlurmUser."""
         return self._commands.run("strigger", *words, user=self._slurm_user())
 
     def _slurm_user(self) -> str:
+        """Return the name of SlurmUser; cached."""
         if not self._user:
             self._user = self._slurm.config().get("SlurmUser", "").partition("(")[0]
         return self._user
 
     def _id_of(self, wanted: TriggerRecord) -> int:
-        """The number of what was just set, which strigger does not tell; 0 if it is not there."""
+        """Return the id of a trigger just set, which strigger does not print; 0 if it is gone."""
         found = (one.id for one in self.all() if _is_same(one, wanted, self._slurm_user()))
         return max(found, default=0)
 
 
 def parse_triggers(out: bytes) -> list[TriggerRecord]:
-    """What ``strigger --get --noheader`` writes; rows that are not understood are left out."""
+    """Parse ``strigger --get --noheader``; malformed rows are skipped."""
     found: list[TriggerRecord] = []
     for line in out.decode("utf-8", "backslashreplace").split("\n"):
         row = _ROW.fullmatch(line.rstrip())
@@ -272,7 +275,7 @@ def parse_triggers(out: bytes) -> list[TriggerRecord]:
 def _wanted(
     program: str, event: str, nodes: str, job: str, offset_s: int, permanent: bool
 ) -> TriggerRecord:
-    """The trigger as it is to be, without an id; checked as far as that goes without Slurm."""
+    """Validate the arguments of a trigger and return it without an id."""
     is_text = program.isprintable() and len(program) <= _LONGEST and program == program.strip()
     if not is_text or not program.startswith("/"):
         raise WrongUpdate(f"{program[:60]!r} cannot be started: a program's path begins with /")
@@ -291,7 +294,7 @@ def _wanted(
     return TriggerRecord(
         id=0,
         resource="job" if job else "node",
-        # In one form: slurmctld takes another spelling of the same nodes for another trigger.
+        # Normalize: slurmctld treats another spelling of the same nodes as another trigger.
         resource_id=job or (nodelists.fold(nodelists.expand(nodes)) if nodes else ""),
         event=event,
         offset_s=offset_s,
@@ -301,6 +304,7 @@ def _wanted(
 
 
 def _options(wanted: TriggerRecord) -> list[str]:
+    """Return strigger's options for setting a trigger."""
     options = [f"--{wanted.event}", f"--program={wanted.program}"]
     if wanted.resource == "job":
         options.append(f"--jobid={wanted.resource_id}")
@@ -316,6 +320,7 @@ def _options(wanted: TriggerRecord) -> list[str]:
 
 
 def _is_same(one: TriggerRecord, wanted: TriggerRecord, user: str) -> bool:
+    """Return True if a listed trigger equals the requested one; node lists compare as sets."""
     same = (one.event, one.offset_s, one.program, one.permanent, one.user)
     if same != (wanted.event, wanted.offset_s, wanted.program, wanted.permanent, user):
         return False
@@ -325,9 +330,9 @@ def _is_same(one: TriggerRecord, wanted: TriggerRecord, user: str) -> bool:
 
 
 def _why_never(event: str, version: Version, *, books: bool, backup: bool, buffers: str) -> str:
-    """Why this Slurm never fires an event; "" where it does, as far as is known.
+    """Return why this Slurm never fires an event; "" if it does, as far as known.
 
-    ``fail`` is there in every version; up to 24.11 slurmctld fires ``drained`` instead.
+    Every version has ``fail``, but up to 24.11 slurmctld fires ``drained`` instead.
     """
     if event == "fail" and version < _FAIL_FIRES:
         return "up to 24.11 slurmctld fires drained when a node is set FAIL"

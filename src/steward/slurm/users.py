@@ -1,7 +1,7 @@
-"""Names of users and groups, looked up by us from the ids.
+"""User and group names: resolve uids and gids on this host, with a cache.
 
-Slurm's own text is never used: 22.05 prints "nobody" for a uid that does not
-resolve, and later versions print the number.
+Slurm's own names are not used: 22.05 prints "nobody" for an unresolved uid, and later versions
+print the number.
 """
 
 import grp
@@ -16,7 +16,7 @@ _MOST = 20_000
 
 
 class People:
-    """Looks up names, and remembers each for some minutes (less long where there was none)."""
+    """Resolver of users and groups; caches names for ten minutes, failures for one."""
 
     def __init__(self) -> None:
         self._users: dict[int, tuple[str, float]] = {}
@@ -25,23 +25,23 @@ class People:
         self._gids: dict[str, tuple[int | None, float]] = {}
 
     def user(self, uid: int) -> str:
-        """The user's name; "" where the uid does not resolve."""
+        """Return the name of a uid; "" if it does not resolve."""
         return _look_up(uid, self._users, _user)
 
     def group(self, gid: int) -> str:
-        """The group's name; "" where the gid does not resolve."""
+        """Return the name of a gid; "" if it does not resolve."""
         return _look_up(gid, self._groups, _group)
 
     def uid(self, user: str) -> int | None:
-        """The uid of a user whom only a name is known of; None where it does not resolve."""
+        """Return the uid of a user name; None if it does not resolve."""
         return _look_up(user, self._uids, _uid)
 
     def gid(self, group: str) -> int | None:
-        """The gid of a group, likewise."""
+        """Return the gid of a group name; None if it does not resolve."""
         return _look_up(group, self._gids, _gid)
 
     def forget(self) -> None:
-        """Look every name up again."""
+        """Clear the cache."""
         for known in (self._users, self._groups, self._uids, self._gids):
             known.clear()
 
@@ -51,6 +51,7 @@ V = TypeVar("V")
 
 
 def _look_up(key: K, known: dict[K, tuple[V, float]], ask: Callable[[K], V]) -> V:
+    """Return a cached value, or resolve it and cache the result."""
     now = time.monotonic()
     found = known.get(key)
     if found is not None and now < found[1]:
@@ -67,7 +68,7 @@ def _user(uid: int) -> str:
     try:
         return _fit(pwd.getpwuid(uid).pw_name)
     except (KeyError, OverflowError):
-        return ""  # no such user is an answer, not an error
+        return ""  # an unknown user is a valid answer, not an error
 
 
 def _group(gid: int) -> str:
@@ -81,7 +82,7 @@ def _uid(user: str) -> int | None:
     try:
         return pwd.getpwnam(user).pw_uid if user else None
     except (KeyError, ValueError):
-        return None  # no such user is an answer; ValueError: no user's name holds a NUL
+        return None  # unknown user; ValueError: a name cannot contain a NUL
 
 
 def _gid(group: str) -> int | None:
@@ -92,5 +93,5 @@ def _gid(group: str) -> int | None:
 
 
 def _fit(name: str) -> str:
-    """The name as a record can hold it: directory services allow bytes that are not UTF-8."""
+    """Return a name as valid UTF-8; directory services allow other bytes."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

@@ -1,7 +1,10 @@
-r"""How Slurm writes single values, and what they become in a record.
+r"""Field values of Slurm's output: parse numbers, times and text; split records into fields.
 
-Text that users choose may hold any byte but NUL. It is decoded as UTF-8, with
-bytes that are not UTF-8 written as ``\xff``: a record must be JSON.
+The first functions parse single values. :func:`split_records` and :func:`split_fields` split
+``scontrol show`` output, :func:`convert_fields` makes JSON values of it.
+
+Text that users write may contain any byte but NUL. It is decoded as UTF-8, with other bytes
+written as ``\xff``, because a record must be valid JSON.
 """
 
 import re
@@ -15,19 +18,19 @@ _NO_TIME: Final = frozenset({"", "(null)", "N/A", "None", "NONE", "Unknown", "UN
 
 
 def decode_text(raw: bytes) -> str:
-    """Text as Slurm shows it; "" for nothing and ``(null)``."""
+    """Decode text; "" for empty text and ``(null)``."""
     value = raw.decode("utf-8", "backslashreplace")
     return "" if value in _NO_TEXT else value
 
 
 def parse_number(raw: str) -> int | None:
-    """A count: "4", "1-4" (the least), "0"; None for what is no number."""
+    """Parse a count: "4", "0", "1-4" (the minimum); None if not a number."""
     digits = raw.partition("-")[0]
     return int(digits) if _is_digits(digits) else None
 
 
 def parse_moment(raw: str) -> datetime | None:
-    """A time that a command wrote under TZ=UTC ("2026-11-21T09:54:21")."""
+    """Parse a time that a command wrote under TZ=UTC ("2026-11-21T09:54:21"); None if unset."""
     if raw in _NO_TIME:
         return None
     try:
@@ -37,7 +40,10 @@ def parse_moment(raw: str) -> datetime | None:
 
 
 def parse_seconds(raw: str) -> int | None:
-    """A time limit: "5:00", "1:00:00", "2-12:00:00"; None for UNLIMITED, NOT_SET and the like."""
+    """Parse a time limit ("5:00", "2-12:00:00") into seconds.
+
+    None for UNLIMITED, NOT_SET and such.
+    """
     days, dash, clock = raw.partition("-")
     if not dash:
         days, clock = "0", raw
@@ -51,7 +57,7 @@ def parse_seconds(raw: str) -> int | None:
 
 
 def parse_exit_status(raw: str) -> tuple[int, int] | None:
-    """Exit code and signal: "3:0" (24.11), or "768", the status of wait(2) (22.05)."""
+    """Parse exit code and signal: "3:0" (24.11), or "768", a status of wait(2) (22.05)."""
     code, colon, sign = raw.partition(":")
     if not _is_digits(code) or (colon and not _is_digits(sign)):
         return None
@@ -62,7 +68,7 @@ def parse_exit_status(raw: str) -> tuple[int, int] | None:
 
 
 def _is_digits(raw: str) -> bool:
-    # str.isdigit() is true of other scripts' digits too; more than 18 digits are no count.
+    # str.isdigit() accepts digits of other scripts; more than 18 digits are not a count.
     return raw.isascii() and raw.isdigit() and len(raw) <= 18
 
 
@@ -75,7 +81,7 @@ _NULLS: Final = frozenset({"", "(null)", "N/A", "None", "Unknown", "n/a", "n/s"}
 
 @lru_cache(maxsize=1024)
 def to_snake_case(name: str) -> str:
-    """Slurm's CamelCase as Python writes it: ``MCSPlugin`` is ``mcs_plugin``."""
+    """Convert Slurm's CamelCase to snake_case: ``MCSPlugin`` to ``mcs_plugin``."""
     spaced = name.replace("CPUs", "Cpus").replace("IDs", "Ids").replace("PrEp", "Prep")
     spaced = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", spaced)
     spaced = re.sub(r"([A-Z]+)([A-Z][a-z])", r"\1_\2", spaced)
@@ -83,14 +89,14 @@ def to_snake_case(name: str) -> str:
 
 
 def join_lines(several: str) -> str:
-    """A text of several lines as one; what is one already stays as it is."""
+    """Join the lines of a text with blanks."""
     if "\n" not in several:
         return several
     return " ".join(filter(None, (line.strip() for line in several.split("\n"))))
 
 
 def split_records(out: bytes, head: str) -> Iterator[str]:
-    """The records of a text: what begins otherwise belongs to the one before it."""
+    """Split output into records that begin with ``head``; other lines continue a record."""
     record: list[str] = []
     for line in out.decode("utf-8", "backslashreplace").split("\n"):
         if line.startswith(head):
@@ -104,7 +110,7 @@ def split_records(out: bytes, head: str) -> Iterator[str]:
 
 
 def split_fields(line: str) -> Iterator[tuple[str, str]]:
-    """Words and values; a word that comes again is part of the value before it, and left out."""
+    """Yield key and value pairs; a repeated key belongs to the value before it and is skipped."""
     keys = list(_KEY.finditer(line))
     seen: set[str] = set()
     for key, following in zip(keys, [*keys[1:], None], strict=False):
@@ -115,7 +121,7 @@ def split_fields(line: str) -> Iterator[tuple[str, str]]:
 
 
 def convert_fields(words: Mapping[str, str], names: Mapping[str, str]) -> dict[str, Any]:
-    """The words of a record as plain JSON, under these names or in snake_case."""
+    """Convert a record's fields to JSON values, with keys from ``names`` or in snake_case."""
     return {
         names.get(word, to_snake_case(word)): convert_value(word, raw)
         for word, raw in words.items()
@@ -123,7 +129,7 @@ def convert_fields(words: Mapping[str, str], names: Mapping[str, str]) -> dict[s
 
 
 def convert_value(word: str, raw: str) -> Any:
-    """A value as JSON has it: a number, a list, seconds since the epoch, or text; None for none."""
+    """Convert a value for JSON: number, list, seconds since the epoch or text; None if unset."""
     if word in _LISTS:
         return list(split_list(raw))
     if raw in _NULLS:
@@ -139,15 +145,15 @@ def convert_value(word: str, raw: str) -> Any:
 
 
 def to_epoch(at: datetime | None) -> int | None:
-    """A time as seconds since the epoch."""
+    """Convert a time to seconds since the epoch."""
     return None if at is None else int(at.timestamp())
 
 
 def clear_null(raw: str) -> str:
-    """A word's value; "" for what Slurm writes for nothing."""
+    """Return a value, or "" for Slurm's spellings of no value."""
     return "" if raw in _NULLS else raw
 
 
 def split_list(raw: str) -> tuple[str, ...]:
-    """The parts of a value that commas part."""
+    """Split a comma-separated value; () for no value."""
     return () if raw in _NULLS else tuple(part for part in raw.split(",") if part)

@@ -1,1 +1,1 @@
-"""The pages and the API: a process of its own that has no rights and asks the daemon."""
+"""Web pages and HTTP API of ``steward web``: a process without rights that asks the daemon."""

@@ -1,4 +1,9 @@
-"""The application that ``steward web`` serves: pages, API, static files, and what guards them."""
+"""ASGI application of ``steward web``: routes, limits, error pages, security headers and server.
+
+:func:`application` combines pages, API and static files, with authentication and rate limits.
+:func:`run` fetches the settings from the daemon and serves until SIGTERM. Errors become HTML pages,
+or problem+json below /api/.
+"""
 
 import asyncio
 import gc
@@ -49,21 +54,22 @@ log = logging.getLogger(__name__)
 API_PATH: Final = "/api/"
 _LARGEST: Final = LONGEST_REQUEST
 _LARGEST_FORM: Final = 64 << 10
+"""Largest body of a page's form, in bytes."""
 _LONGEST_PART: Final = 255
-"""Of a path, in bytes: a file's name has no more."""
+"""Longest part of a path in bytes: the limit of file names."""
 _YEAR_S: Final = 365 * 86400
 _UNASKED: Final = ("/static/", "/healthz")
-"""What needs no login and counts for nobody."""
+"""Path prefixes that need no login and are exempt from the rate limit."""
 
 Ask = Request[Any, Any, Any]
 
 
 def application(web: WebSettings, desk: Desk, more: Sequence[Any] = ()) -> ASGIApp:
-    """The pages and the API as a server can serve them.
+    """Return the ASGI application with pages and API.
 
     Args:
-        web: [web].
-        desk: Where the daemon is asked.
+        web: Settings of the section [web].
+        desk: Client of the daemon.
         more: Further handlers.
     """
     prefix = web.path
@@ -117,15 +123,15 @@ def application(web: WebSettings, desk: Desk, more: Sequence[Any] = ()) -> ASGIA
         logging_config=None,
         debug=False,
     )
-    # Outside of it: what it does not find is guarded, too, and paths are found without prefix.
+    # Outermost, so that its own error responses are guarded and paths have no prefix.
     return _guarded(_below(prefix, app))
 
 
 def _need_path(path: str) -> None:
-    """Let pass what can be a path: no file is looked for under what cannot be a name.
+    """Reject a path that no file name could match, before files are looked up.
 
     Raises:
-        NoSuchPage: It cannot be one.
+        NoSuchPage: A part of the path is too long or holds a NUL.
     """
     plain = unquote_to_bytes(path)
     if b"\0" in plain or any(len(part) > _LONGEST_PART for part in plain.split(b"/")):
@@ -133,13 +139,13 @@ def _need_path(path: str) -> None:
 
 
 def _below(prefix: str, app: ASGIApp) -> ASGIApp:
-    """Take the prefix off paths, where the proxy in front has not done so."""
+    """Wrap an application to strip the path prefix, unless the proxy in front did so."""
     plain = prefix.encode()
 
     async def below(scope: Scope, receive: Receive, send: Send) -> None:
         path = scope.get("path", "")
         raw = scope.get("raw_path", path.encode())
-        # As it was sent: in other letters for the same path the prefix is longer than it is.
+        # Compare the raw path: percent-encoded, the same prefix is longer than its decoded length.
         if prefix and (raw == plain or raw.startswith(plain + b"/")):
             scope["path"] = path[len(prefix) :] or "/"
             scope["raw_path"] = raw[len(plain) :] or b"/"
@@ -149,7 +155,7 @@ def _below(prefix: str, app: ASGIApp) -> ASGIApp:
 
 
 def _guarded(app: ASGIApp) -> ASGIApp:
-    """Put the headers that guard a page on every answer."""
+    """Wrap an application to add the security headers to every response."""
     guards = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
@@ -164,7 +170,7 @@ def _guarded(app: ASGIApp) -> ASGIApp:
 
 
 def status_of(error: StewardError) -> int:
-    """The status of HTTP that an error of Steward's is told under."""
+    """Return the HTTP status for an error of Steward."""
     found = (
         (LoginNeeded, 401),
         (NotKnown, 401),
@@ -182,9 +188,10 @@ def status_of(error: StewardError) -> int:
 
 
 def _failed(request: Ask, error: StewardError) -> Response[Any]:
+    """Return the response for an error of Steward."""
     status, headers = status_of(error), {}
     if status == 400 and _is_api(request) and not isinstance(error, WrongRequest):
-        # It is of its shape: what is wrong is what it says.
+        # The shape is right, so 422: the content is wrong.
         status = 422
     if isinstance(error, TooMany):
         headers["Retry-After"] = str(math.ceil(error.wait_s))
@@ -194,11 +201,13 @@ def _failed(request: Ask, error: StewardError) -> Response[Any]:
 
 
 def _wrong(request: Ask, error: HTTPException) -> Response[Any]:
+    """Return the response for an HTTP error raised by Litestar."""
     text = "there is no such page" if error.status_code == 404 else str(error.detail)
     return _answer(request, error.status_code, text, headers=error.headers)
 
 
 def _broken(request: Ask, error: Exception) -> Response[Any]:
+    """Log an unexpected error and return status 500."""
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return _answer(request, 500, "the page failed: the log of 'steward web' says why")
 
@@ -210,6 +219,7 @@ def _answer(
     *,
     headers: dict[str, str] | None = None,
 ) -> Response[Any]:
+    """Return an error as HTML page, or as problem+json below /api/."""
     if _is_api(request):
         return problem(status, text, headers)
     pages: Renderer = request.app.state.pages
@@ -219,20 +229,21 @@ def _answer(
 
 
 def _is_api(request: Ask) -> bool:
+    """Return True if a request is for the API."""
     prefix: str = request.app.state.pages.prefix
     return request.url.path.removeprefix(prefix).startswith(API_PATH)
 
 
 def run(socket: str, *, change: Callable[[WebSettings], WebSettings] = lambda web: web) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Serve pages and API until SIGTERM or SIGINT.
 
     Args:
-        socket: The daemon's.
-        change: What the command line says in place of [web].
+        socket: Path of the daemon's socket.
+        change: Applies command-line options to the settings of [web].
 
     Raises:
-        WebError: [web] says that there are no pages.
-        StewardError: The daemon does not let this user serve, or the address is taken.
+        WebError: [web] sets no address to listen on.
+        StewardError: The daemon rejects this user, or the address is in use.
     """
     refuse_core_dumps()
     stop = Stop()
@@ -255,15 +266,15 @@ def run(socket: str, *, change: Callable[[WebSettings], WebSettings] = lambda we
         shared=(*web.trusted_proxies, *web.shared_from),
     )
     pages = application(web, Desk(socket))
-    # What was imported stays: else it is gone through again whenever a page has made thousands
-    # of objects, which takes as long as the page.
+    # Freeze imported objects: otherwise the garbage collector scans them whenever a page has made
+    # thousands of objects, which takes as long as the page.
     gc.collect()
     gc.freeze()
     serve(served, pages, listen(served), stop, lambda: None)
 
 
 def _settings(socket: str, stop: Stop) -> WebSettings | None:
-    """What the daemon says of [web], as soon as it answers; None where we are told to stop."""
+    """Return [web] as soon as the daemon answers, or None if told to stop before."""
     backoff = Backoff(0.2, 5.0)
     said = False
     while not stop.is_set():

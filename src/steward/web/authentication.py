@@ -1,4 +1,10 @@
-"""How often one may ask."""
+"""Authentication of web requests: cookies, tokens, proxy headers, MUNGE; rate limits and CSRF.
+
+:class:`Rate` limits requests per user or address. :class:`Vouching` verifies MUNGE credentials.
+:class:`Visit` is an authenticated request, which handlers use to ask the daemon as its user.
+:class:`Doorkeeper` identifies the user of a request; ``web/application.py`` creates it. The daemon
+decides on all rights.
+"""
 
 import asyncio
 import contextlib
@@ -30,34 +36,34 @@ from steward.web.errors import Forged, LoginNeeded, TooMany
 from steward.web.settings import WebSettings
 
 _BURST_S: Final = 10.0
-"""So much of a time's requests may come at once."""
+"""Burst size: requests of this many seconds may come at once."""
 
 
 class Rate:
-    """Lets only so many requests of each pass.
+    """Rate limiter: a token bucket for each user or address.
 
     Args:
-        per_minute: How many of one.
-        now: Tells seconds.
+        per_minute: Requests that each may send in a minute.
+        now: Clock, in seconds.
     """
 
     def __init__(self, per_minute: int, now: Callable[[], float] = time.monotonic) -> None:
         self._buckets = Buckets(per_minute / 60, per_minute / 60 * _BURST_S, now)
 
     def take(self, who: str) -> None:
-        """Let a request pass.
+        """Count a request, or raise if its sender exceeds the limit.
 
         Args:
-            who: Whom it is from.
+            who: User or address that sends the request.
 
         Raises:
-            TooMany: It is one too many.
+            TooMany: The sender exceeds the limit.
         """
         if not self._buckets.take(who):
             raise self._too_many(who)
 
     def look(self, who: str) -> None:
-        """Whether a request would pass now, without counting it; raises as :meth:`take`."""
+        """Check the limit without counting a request; raise as :meth:`take`."""
         if self._buckets.wait_s(who) > 0:
             raise self._too_many(who)
 
@@ -67,35 +73,35 @@ class Rate:
 
 
 _OF_ONE: Final = 2
-"""Credentials of one address that are looked at at once; of all it is twice that."""
+"""MUNGE credentials of one address that are checked at once; of all addresses, twice that."""
 _SMALL: Final = 16 << 10
-"""A body that every connection of a stranger's may have in memory, in bytes."""
+"""Largest body that any unauthenticated connection may hold in memory, in bytes."""
 _LARGE: Final = 16
-"""Larger ones of strangers that are read at once …"""
+"""Larger bodies of unauthenticated senders that are read at once …"""
 _LARGE_OF_ONE: Final = 4
-"""… and of one address."""
+"""… and how many of them from one address."""
 
 Ask = Request[Any, Any, Any]
 
 
 def peer(request: Ask) -> str:
-    """The address that a request's connection comes from."""
+    """Return the address that a request's connection comes from."""
     return request.client.host if request.client else ""
 
 
 class Vouching:
-    """Finds out whom MUNGE names.
+    """Verifier of MUNGE credentials: asks the daemon which user a credential names.
 
     Args:
-        web: [web].
-        desk: Where the daemon is asked.
-        rate: How often one may ask.
+        web: Settings of the section [web].
+        desk: Client of the daemon.
+        rate: Rate limiter of users and addresses.
     """
 
     def __init__(self, web: WebSettings, desk: Desk, rate: Rate) -> None:
         self._desk = desk
         self._rate = rate
-        # Apart from it, so that who sends nonsense keeps no neighbour's page from loading.
+        # A separate limit: invalid credentials must not block other users of the address.
         self._strays = Rate(web.requests_per_minute)
         self._of_one = PlacesOfEach(_OF_ONE)
         self._noisy = Places(1)
@@ -103,15 +109,15 @@ class Vouching:
         self._large_of_one = PlacesOfEach(_LARGE_OF_ONE)
 
     async def ticket(self, request: Ask, credential: str) -> str:
-        """The ticket, for this request, of whoever MUNGE says that it is from.
+        """Return a secret, valid for this request, of the user that MUNGE names.
 
         Raises:
-            NotKnown: It says nobody's, or that of somebody who is not let in.
-            TooMany: They have asked too often.
-            Crowded: Too many are looked at.
-            Unavailable: munged does not answer, or the daemon.
+            NotKnown: The credential is invalid, or its user has no access.
+            TooMany: The user exceeds the rate limit.
+            Crowded: Too many credentials are being checked.
+            Unavailable: munged or the daemon does not answer.
         """
-        # What costs nobody anything is not counted, and is read no further.
+        # A malformed credential costs nothing: reject it uncounted and read no further.
         if not is_credential(credential):
             raise NotKnown("that is no MUNGE credential")
         answer = await self._answer(request, credential)
@@ -138,14 +144,14 @@ class Vouching:
             try:
                 answer: VouchAnswer = await self._desk.ask(VOUCH, wanted)
             except NotKnown:
-                # Beyond its bound no more is counted: then it is noisy.
+                # Over its limit an address is not counted further; it is then noisy.
                 with contextlib.suppress(TooMany):
                     self._strays.take(where)
                 raise
         return answer
 
     def _is_noisy(self, where: str) -> bool:
-        """Whether too much comes from an address that names nobody."""
+        """Return True if an address sends too many invalid credentials."""
         try:
             self._strays.look(where)
         except TooMany:
@@ -154,34 +160,39 @@ class Vouching:
 
 
 def _is_small(request: Ask) -> bool:
-    """Whether a body says that it is small; one in chunks says nothing."""
+    """Return True if a body declares a small length; chunked bodies declare none."""
     length = request.headers.get("content-length", "0")
     is_whole = "transfer-encoding" not in request.headers
     return is_whole and length.isascii() and length.isdigit() and int(length) <= _SMALL
 
 
 CSRF_FIELD: Final = "csrf"
+"""Form field of the CSRF token."""
 CSRF_HEADER: Final = "x-csrf-token"
+"""Header of the CSRF token, for htmx."""
 _MASK_BYTES: Final = 16
 _KNOWN_S: Final = 10.0
+"""Time for which the daemon's reply about a user is cached, in seconds."""
 _MOST_KNOWN: Final = 4096
+"""Most secrets whose user is cached."""
 _MOST_UIDS: Final = 20_000
-"""Secrets whose user is remembered, to count requests by; it lasts longer than what is known."""
+"""Secrets whose uid is remembered for rate limits, longer than the cached reply itself."""
 _OF_SHARED: Final = 10
-"""So many times as often an address that many share may ask without a user."""
+"""Factor on the limit of requests without a user, for an address that many people share."""
 
 How = Literal["cookie", "token", "proxy", "munge"]
+"""How a request authenticates."""
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody's request.
+    """An authenticated web request: its user, and how it asks the daemon.
 
     Attributes:
-        how: How they were known.
-        secret: Of their session or token; of one whom MUNGE names, a ticket for this request.
-        me: What the daemon says of them.
-        desk: Where their questions go.
-        is_part: Whether only a part of a page is wanted (htmx asks).
+        how: How the user was authenticated.
+        secret: Secret of the session or token; with MUNGE, a ticket for this request.
+        me: The user's name, uid and roles, as the daemon reports them.
+        desk: Client of the daemon.
+        is_part: Whether htmx requests only a part of a page.
     """
 
     how: How
@@ -192,20 +203,20 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def user(self) -> str:
-        """Their name."""
+        """Return the user name."""
         return self.me.user
 
     @property
     def who(self) -> str:
-        """Whom what they ask counts for, however many sessions and tokens they have."""
+        """Return the key for limits, the same for all sessions and tokens of a user."""
         return f"uid {self.me.uid}"
 
     @property
     def csrf(self) -> str:
-        """What proves that a form is from a page of ours; another text on every page.
+        """Return a CSRF token for a form, masked differently on every page.
 
-        A page is compressed, and holds what its address said: a token that is always the
-        same could be guessed from the lengths.
+        Pages are compressed and echo parts of their address; a constant token could be guessed from
+        the lengths (the BREACH attack).
         """
         token = _csrf(self.secret)
         mask = secrets.token_bytes(_MASK_BYTES)
@@ -213,45 +224,46 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_operator(self) -> bool:
-        """Whether they may see and do everything on some cluster."""
+        """Return True if the user is an operator of some cluster."""
         return any(role.operator for role in self.me.clusters)
 
     @property
     def zone(self) -> str:
-        """IANA name of the zone of what is of no cluster, or of several: the first one's."""
+        """Return the IANA time zone of the first cluster, for values of no or several clusters."""
         return self.me.clusters[0].zone if self.me.clusters else ""
 
     def role(self, cluster: str) -> ClusterRole | None:
-        """What they are on a cluster; None where there is none of that name."""
+        """Return the user's roles on a cluster, or None if the cluster is unknown."""
         return next((role for role in self.me.clusters if role.cluster == cluster), None)
 
     async def ask(self, name: str, request: Any, *, key: str = "") -> Any:
-        """The daemon's answer to a request of theirs.
+        """Send a request to the daemon as this user and return its reply.
 
         Args:
-            name: The action's: ``archive.list``.
-            request: A value of its request type.
-            key: Under which it is done once; "" for none.
+            name: Name of the action, such as ``archive.list``.
+            request: A value of the action's request type.
+            key: Idempotency key; "" for none.
 
         Raises:
-            StewardError: Whatever the daemon refuses or cannot do.
+            StewardError: The action failed or rejected the request.
         """
         return await self.desk.ask(name, request, self.secret, key=key, who=self.who)
 
 
 def _authorized(request: Ask, scheme: str) -> str:
-    """What a request shows under this scheme; "" for nothing."""
+    """Return the secret of the Authorization header under this scheme, or ""."""
     shown, _, secret = request.headers.get("authorization", "").partition(" ")
-    # Without a secret the daemon would take the question for our own.
+    # Without a secret the daemon would treat the request as the web process's own.
     return secret.strip() if shown.lower() == scheme.lower() else ""
 
 
 def _csrf(secret: str) -> bytes:
+    """Derive the CSRF token of a session from its secret."""
     return hashlib.sha256(b"steward csrf\0" + secret.encode()).digest()[:_MASK_BYTES]
 
 
 def is_ours(secret: str, shown: str) -> bool:
-    """Whether a form's token is from a page of this session."""
+    """Return True if a form's CSRF token belongs to this session."""
     try:
         data = bytes.fromhex(shown)
     except ValueError:
@@ -264,12 +276,12 @@ def is_ours(secret: str, shown: str) -> bool:
 
 
 class Doorkeeper:
-    """Finds out who a request is from.
+    """Authenticator: identifies the user of a request and applies rate limits.
 
     Args:
-        web: [web].
-        desk: Where the daemon is asked.
-        rate: How often one may ask.
+        web: Settings of the section [web].
+        desk: Client of the daemon.
+        rate: Rate limiter of users and addresses.
     """
 
     def __init__(self, web: WebSettings, desk: Desk, rate: Rate) -> None:
@@ -283,10 +295,10 @@ class Doorkeeper:
         self._by_proxy: dict[str, tuple[float, str]] = {}
 
     def bearer(self, request: Ask) -> tuple[How, str]:
-        """How a request says whom it is from: by a name of the proxy's, or by a secret.
+        """Return how a request authenticates, and its secret or the proxy's user name.
 
         Raises:
-            LoginNeeded: It does not say.
+            LoginNeeded: The request carries no credentials.
         """
         token = self.token(request)
         if token:
@@ -306,21 +318,21 @@ class Doorkeeper:
         )
 
     def token(self, request: Ask) -> str:
-        """The token that a request brings; "" for none."""
+        """Return the bearer token of a request, or ""."""
         return _authorized(request, "Bearer")
 
     def count(self, request: Ask, *, is_asked_who: bool) -> None:
-        """Let a request pass, if whoever it is from has not asked too often.
+        """Count a request against the rate limit of its user or address.
 
-        Who makes up a secret for each is one and the same address. Whom MUNGE names is counted
-        when it is known who that is: a login node's address is everybody's who works there.
+        Unknown secrets count for their address, so inventing secrets gains nothing. MUNGE requests
+        are counted once their user is known: many users share a login node's address.
 
         Args:
-            request: It.
-            is_asked_who: Whether what answers it asks who it is from.
+            request: The request.
+            is_asked_who: Whether the handler authenticates the request later.
 
         Raises:
-            TooMany: They have.
+            TooMany: The user or address exceeds the limit.
         """
         try:
             how, secret = self.bearer(request)
@@ -339,11 +351,11 @@ class Doorkeeper:
             (self._shared if is_shared else self._rate).take(f"address:{host_of(address)}")
 
     async def visit(self, request: Ask) -> Visit:
-        """Who a request is from.
+        """Authenticate a request and check its CSRF token.
 
         Raises:
-            LoginNeeded: Nobody whom the daemon knows.
-            Forged: It changes something, and is not from a page of ours.
+            LoginNeeded: The daemon does not know the user.
+            Forged: The request changes something and lacks a valid CSRF token.
         """
         how, secret = self.bearer(request)
         if how == "proxy":
@@ -353,7 +365,7 @@ class Doorkeeper:
             me = await self._desk.ask("credentials.me", MeRequest(), secret)
         else:
             me = await self._me(secret)
-        # What a browser sends by itself is a cookie, or what a proxy adds.
+        # Browsers send cookies, and proxies their header, without the user's intent.
         if how in ("cookie", "proxy") and request.method not in ("GET", "HEAD", "OPTIONS"):
             await self._check_form(request, secret)
         is_part = request.headers.get("hx-request") == "true"
@@ -361,19 +373,19 @@ class Doorkeeper:
         return Visit(how=how, secret=secret, me=me, desk=self._desk, is_part=is_part)
 
     def met(self, secret: str) -> int | None:
-        """The uid of whoever brings a secret that the daemon has known before; else None."""
+        """Return the uid of a secret that the daemon has accepted before, or None."""
         return self._uids.get(secret)
 
     def forget(self, secret: str) -> None:
-        """A session has ended."""
+        """Drop an ended session from the caches."""
         self._known.pop(secret, None)
         self._uids.pop(secret, None)
 
     def _address(self, request: Ask) -> str:
-        """The address that a request is from: of one that a trusted proxy passes on, as it says."""
+        """Return the client's address, taken from a trusted proxy's header if it is one."""
         address = peer(request)
         if address in self._web.trusted_proxies:
-            # The last is the proxy's own word; those before it the client's.
+            # The last address is the proxy's own word; earlier ones come from the client.
             said = ",".join(request.headers.getall("x-forwarded-for", [])).rpartition(",")[2]
             return said.strip() or address
         return address
@@ -403,12 +415,12 @@ class Doorkeeper:
             return ""
         named = request.headers.getall(self._web.proxy_header, [])
         if len(named) > 1:
-            # A proxy that adds its word to the client's, in place of replacing it.
+            # The proxy appends its header to the client's instead of replacing it.
             raise Forged("the proxy names two users: have it remove the header that clients send")
         return "".join(named).strip()
 
     async def _by_name(self, user: str) -> tuple[str, MeAnswer]:
-        """The session of a proxy's user; another one where theirs was ended or taken back."""
+        """Return the session of a proxy's user; a new one if theirs ended or was revoked."""
         secret = await self._session_of(user)
         try:
             return secret, await self._me(secret)
@@ -425,7 +437,7 @@ class Doorkeeper:
         answer: OpenAnswer = await self._desk.ask("credentials.open", OpenRequest(user=user))
         if len(self._by_proxy) >= _MOST_KNOWN:
             self._by_proxy.clear()
-        # It is renewed by use: as long as it is known here somebody uses it.
+        # Use renews the session, so the cached secret stays valid while it is used.
         self._by_proxy[user] = (now + self._web.session_s, answer.secret)
         return answer.secret
 

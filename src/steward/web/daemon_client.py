@@ -1,4 +1,10 @@
-"""Places for what may be under way at once: whoever finds none waits a little, and is told so."""
+"""Async client of the daemon's socket for ``steward web``, with limits on concurrent requests.
+
+:class:`Places` and :class:`PlacesOfEach` limit what runs at once, in total and for each user; a
+request that finds no place within 15 s fails with :class:`Crowded`. :class:`Desk` sends requests,
+reuses connections for reads, and yields the items of streams. Every connection is a process of the
+daemon.
+"""
 
 import asyncio
 import contextlib
@@ -18,19 +24,20 @@ from steward.daemon.requests import LONGEST_REQUEST, Reply, address, ask_line, e
 from steward.web.errors import TooLarge, WebError
 
 _PLACE_S: Final = 15.0
-"""How long anything waits for its turn."""
+"""Longest wait for a place, in seconds."""
 _TOO_MUCH: Final = "too much is asked at once: try again in a moment"
+"""Message of :class:`Crowded`."""
 
 
 class Crowded(Unavailable):
-    """Too much is under way."""
+    """Too many requests run at once."""
 
 
 class Places(asyncio.Semaphore):
-    """So many places, and so many who wait for one: others need not, they are told at once.
+    """Semaphore with a bounded queue: beyond 64 waiters it rejects at once.
 
-    Whoever waits has one of the requests that are served at once; one address or bearer that
-    asks for more than it gets would have all of them.
+    Each waiter occupies one of the requests served at once; a single address or user with too many
+    waiters would occupy all of them.
     """
 
     _MOST_WAITING: Final = 64
@@ -43,7 +50,7 @@ class Places(asyncio.Semaphore):
         """Wait for a place.
 
         Raises:
-            Crowded: Too many wait already.
+            Crowded: Too many requests wait already.
         """
         if self.locked() and self._waiting >= self._MOST_WAITING:
             raise Crowded(_TOO_MUCH)
@@ -55,10 +62,10 @@ class Places(asyncio.Semaphore):
 
 
 class PlacesOfEach:
-    """So many places for each, which are there while somebody has or wants one.
+    """Separate :class:`Places` for each user or address, kept only while in use.
 
     Args:
-        most: How many of one.
+        most: Places of each.
     """
 
     def __init__(self, most: int) -> None:
@@ -66,15 +73,15 @@ class PlacesOfEach:
         self._of: WeakValueDictionary[str, Places] = WeakValueDictionary()
 
     def of(self, who: str) -> Places:
-        """Somebody's."""
+        """Return the places of one user or address."""
         return self._of.setdefault(who, Places(self._most))
 
 
 async def take(until: contextlib.AsyncExitStack, place: asyncio.Semaphore) -> None:
-    """Wait for a place, and have it until something has ended.
+    """Wait for a place, and release it when the exit stack closes.
 
     Raises:
-        Crowded: None came free in time, or too many wait.
+        Crowded: No place became free in time, or too many requests wait.
     """
     try:
         async with asyncio.timeout(_PLACE_S):
@@ -86,23 +93,29 @@ async def take(until: contextlib.AsyncExitStack, place: asyncio.Semaphore) -> No
 
 _CONNECT_S: Final = 5.0
 _QUEUE_S: Final = 0.005
+"""Pause before another attempt to connect to a full queue, in seconds."""
 _SILENCE_S: Final = 60.0
+"""Longest wait for the reply of a read, in seconds."""
 _LONGEST_S: Final = 310.0
-"""A little longer than the daemon lets an action be silent: for what is not a page's."""
+"""Time-out of streams and changes: slightly longer than an action may be silent in the daemon."""
 _AT_ONCE: Final = 12
-"""Connections at once, each a process of the daemon's; it takes a few more than that."""
+"""Concurrent connections for reads, each a process of the daemon, which accepts a few more."""
 _LONG_AT_ONCE: Final = 8
-"""Streams at once, and beside them what changes something; and of one user:"""
+"""Concurrent streams, and as many changes."""
 _LONG_OF_ONE: Final = 4
+"""Concurrent streams and changes of one user."""
 _READS_OF_ONE: Final = 8
-"""Of the connections for pages so many for one user …"""
+"""Concurrent reads of one user, out of ``_AT_ONCE``."""
 _VOUCHING: Final = 4
-"""… and for questions about MUNGE, which may not answer."""
+"""Concurrent checks of MUNGE credentials, because munged may not answer."""
 _KEEP_S: Final = 240.0
+"""Lifetime of a reused connection, in seconds."""
 _LONGEST_LINE: Final = 64 << 20
+"""Longest line of a reply, in bytes."""
 Decoded = TypeVar("Decoded")
 
 VOUCH: Final = "credentials.vouch"
+"""Action that checks a MUNGE credential."""
 
 
 class DaemonAway(Unavailable):
@@ -110,7 +123,7 @@ class DaemonAway(Unavailable):
 
 
 class TooSlow(DaemonAway):
-    """The daemon does not come to an end with a question: to ask it again would make it worse."""
+    """The daemon did not finish in time; a repeated request would add load."""
 
 
 class _Line:
@@ -131,10 +144,10 @@ class _Line:
 
 
 class Desk:
-    """Has actions done by the daemon.
+    """Client of the daemon's socket that calls actions.
 
     Args:
-        path: The daemon's socket.
+        path: Path of the daemon's socket.
     """
 
     def __init__(self, path: str) -> None:
@@ -150,19 +163,19 @@ class Desk:
     async def ask(
         self, name: str, request: Any, auth: str = "", *, key: str = "", who: str = ""
     ) -> Any:
-        """The answer to a request.
+        """Call an action and return its reply.
 
         Args:
-            name: The action's.
-            request: A value of its request type.
-            auth: Secret of a session or token; "" for the process itself.
-            key: Under which it is done once; "" for none.
-            who: Whom it counts for; "" for the bearer of ``auth``.
+            name: Name of the action.
+            request: A value of the action's request type.
+            auth: Secret of a session or token; "" for the web process itself.
+            key: Idempotency key; "" for none.
+            who: User that limits count; "" for the bearer of ``auth``.
 
         Raises:
-            DaemonAway: It does not answer.
-            Crowded: Too much is asked at once.
-            StewardError: Whatever the action refuses or cannot do.
+            DaemonAway: The daemon does not answer.
+            Crowded: Too many requests run at once.
+            StewardError: The action failed or rejected the request.
         """
         action = ACTIONS[name]
         answer = None
@@ -175,7 +188,7 @@ class Desk:
     async def stream(
         self, name: str, request: Any, auth: str = "", *, key: str = "", who: str = ""
     ) -> AsyncGenerator[Any, None]:
-        """The items of a stream and at last its answer; raises as :meth:`ask`."""
+        """Yield the items of a stream and finally its reply; raise as :meth:`ask`."""
         action = ACTIONS[name]
         keeps = (action.only_reads or scope_of(name) in READS) and not action.stream
         async with contextlib.AsyncExitStack() as places:
@@ -190,7 +203,7 @@ class Desk:
                     reply = await self._reply(line)
                 is_whole = True
             finally:
-                # Of one that is left in the middle the rest is still to come.
+                # An abandoned stream still has data to come: close its connection.
                 if is_whole and keeps and line.is_good():
                     self._kept.append(line)
                 else:
@@ -200,7 +213,7 @@ class Desk:
             yield _decoded(msgspec.json.Decoder(action.answer).decode, reply.answer)
 
     def _places(self, action: Action, keeps: bool, who: str) -> list[asyncio.Semaphore]:
-        """What has to be had: what may take minutes keeps no page waiting, no user all others."""
+        """Return the places a request needs: slow ones block neither pages nor other users."""
         if action.name == VOUCH:
             return [self._vouching, self._free]
         if keeps:
@@ -211,7 +224,7 @@ class Desk:
         return [self._long_of_one.of(who), several]
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the idle connections."""
         for line in self._kept:
             line.close()
         self._kept.clear()
@@ -219,7 +232,7 @@ class Desk:
     async def _begin(
         self, action: Action, request: Any, auth: str, keeps: bool, key: str
     ) -> tuple[_Line, Reply]:
-        """Ask, over a kept connection where one is still good; the first line of the answer."""
+        """Send a request, over an idle connection if one is open, and read the first line."""
         words = ask_line(action.name, request, auth=auth, keep=keeps, key=key)
         if len(words) > LONGEST_REQUEST:
             raise TooLarge(f"a request has at most {LONGEST_REQUEST} bytes as the daemon reads it")
@@ -231,9 +244,9 @@ class Desk:
             try:
                 return line, await self._said(line, words)
             except BaseException as error:
-                # Its answer is still to come: for whoever asks next it is not good any more.
+                # Its reply is still to come, so nobody else may use this connection.
                 line.close()
-                # The daemon ends kept connections after a while, perhaps just now.
+                # The daemon closes idle connections after a while, perhaps just now.
                 if isinstance(error, TooSlow) or not isinstance(error, DaemonAway):
                     raise
         line = await self._connect()
@@ -249,7 +262,7 @@ class Desk:
             line.writer.write(words)
             await line.writer.drain()
         except (BrokenPipeError, ConnectionResetError):
-            # Who is turned away is not listened to; why is what is read next.
+            # The daemon rejected the connection unread; the reply read next says why.
             pass
         return await self._reply(line)
 
@@ -281,9 +294,9 @@ class Desk:
 
 
 async def _connected(name: str) -> socket.socket:
-    """A connection to a Unix socket, as soon as its queue has a place.
+    """Connect to a Unix socket, retrying while its queue is full.
 
-    asyncio's own takes a full queue for a connection that is on its way.
+    asyncio mistakes a full queue for a connection in progress.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.setblocking(False)
@@ -301,6 +314,7 @@ async def _connected(name: str) -> socket.socket:
 
 
 def _decoded(decode: Callable[[Any], Decoded], data: Any) -> Decoded:
+    """Decode a reply; fail if the daemon is of another release."""
     try:
         return decode(data)
     except msgspec.MsgspecError as error:
@@ -310,6 +324,7 @@ def _decoded(decode: Callable[[Any], Decoded], data: Any) -> Decoded:
 
 
 def _union(types: tuple[type[msgspec.Struct], ...]) -> Any:
+    """Join types to a union."""
     union: Any = Any
     for index, kind in enumerate(types):
         union = kind if index == 0 else union | kind

@@ -1,26 +1,26 @@
-"""What can go wrong between a browser and the daemon."""
+"""Errors of ``steward web``; ``application.status_of`` maps each to an HTTP status."""
 
 from steward.core.errors import Refused, StewardError, UsageError
 
 
 class WebError(StewardError):
-    """The pages cannot be served."""
+    """The web server cannot start, or a reply is unusable."""
 
 
 class LoginNeeded(Refused):
-    """Nobody is logged in, or not any more."""
+    """Login required: no session, or an expired one."""
 
 
 class Forged(Refused):
-    """A request that changes something came without the token of the page that it claims."""
+    """CSRF check failed: a change came without the token of a page of the session."""
 
 
 class TooMany(Refused):
-    """Too much was asked in a short time.
+    """Rate limit exceeded.
 
     Args:
-        what: One line.
-        wait_s: After how many seconds it may be asked again.
+        what: Message in one line.
+        wait_s: Seconds until the next attempt, for Retry-After.
     """
 
     def __init__(self, what: str, wait_s: float = 1.0) -> None:
@@ -29,16 +29,16 @@ class TooMany(Refused):
 
 
 class NoSuchPage(UsageError):
-    """There is nothing at this address."""
+    """No page at this address."""
 
 
 class WrongRequest(UsageError):
-    """A request to the API is not of its shape."""
+    """Malformed API request."""
 
 
 class TooLarge(UsageError):
-    """A request holds more than the daemon takes."""
+    """Request larger than the daemon accepts."""
 
 
 class WrongMedia(UsageError):
-    """A request's body is of a kind that is not read."""
+    """Unsupported media type of a request's body."""

@@ -1,4 +1,9 @@
-"""How many watch events as they happen: each keeps a connection, so that nobody may keep many."""
+"""Live event streams of pages and API: limits on concurrent streams, and polling for new events.
+
+:class:`Streams` bounds the streams of each user, because each holds a connection; the middleware
+:func:`watched` releases them. :func:`news` returns the events after a position; ``pages/events.py``
+and ``api/responses.py`` send them.
+"""
 
 import functools
 from collections import Counter
@@ -17,16 +22,17 @@ from steward.web.authentication import Visit
 from steward.web.errors import TooMany
 
 _AGAIN_S: Final = 10.0
+"""Retry-After of a rejected stream, in seconds."""
 _PLACE: Final = "steward.place"
-"""Where a request's state holds how its place is left."""
+"""Key in a request's state that holds the function to release its place."""
 
 
 class Streams:
-    """Counts those who watch, so that nobody keeps others out.
+    """Counter of open event streams, for each user and in total.
 
     Args:
-        each: How many streams one user may have.
-        most: How many there may be altogether.
+        each: Largest number of streams of one user.
+        most: Largest number of all streams.
     """
 
     def __init__(self, each: int, most: int) -> None:
@@ -35,14 +41,14 @@ class Streams:
         self._open: Counter[int] = Counter()
 
     def take(self, scope: Scope, uid: int) -> None:
-        """A place for one more, until the request has been answered; see :func:`watched`.
+        """Reserve a stream until the response ends; see :func:`watched`.
 
         Args:
-            scope: Of the request.
-            uid: Whose it is.
+            scope: ASGI scope of the request.
+            uid: User of the request.
 
         Raises:
-            TooMany: They have as many as they may, or there are too many altogether.
+            TooMany: The user, or all users together, have too many streams.
         """
         if self._open[uid] >= self._each:
             raise TooMany("you watch events too often at once: close one of them", _AGAIN_S)
@@ -58,17 +64,17 @@ class Streams:
 
 
 STREAMS: Final = Streams(each=4, most=64)
-"""Those of this process, of pages and API alike."""
+"""Streams of this process, for pages and API alike."""
 
 
 def watched(app: ASGIApp) -> ASGIApp:
-    """What takes places: each is left when its answer is over, however that ends.
+    """Release a request's stream when its response ends, however it ends (ASGI middleware).
 
-    The answer's own generator would not do: whoever goes away before it has begun, or while
-    it waits to be read, leaves it as it stands until it is collected.
+    The response's generator cannot do this: when a client disconnects before it starts, or while it
+    waits to be read, it is left suspended until it is collected.
     """
 
-    # Of the module and not of the places: Litestar makes copies of what a handler is given.
+    # A module function, not a method of Streams: Litestar copies what a handler is given.
     async def answered(scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await app(scope, receive, send)
@@ -81,17 +87,18 @@ def watched(app: ASGIApp) -> ASGIApp:
 
 
 EVERY_S: Final = 1.5
-"""How often it is asked for each viewer whether something has happened."""
+"""Interval between polls of the daemon for each viewer, in seconds."""
 _AT_ONCE: Final = 100
+"""Most events of one poll."""
 
 
 class EventRow(msgspec.Struct, frozen=True):
-    """An event as a table shows it.
+    """An event as a row of a table.
 
     Attributes:
-        event: What happened.
-        told: The same in words.
-        zone: Where its times are shown.
+        event: The event.
+        told: The event in words.
+        zone: IANA zone for its times.
     """
 
     event: EventTold
@@ -100,18 +107,18 @@ class EventRow(msgspec.Struct, frozen=True):
 
 
 def rows_of(visit: Visit, events: Iterable[EventTold]) -> list[EventRow]:
-    """Events as a table shows them to somebody."""
+    """Return table rows of events for a user."""
     zones = {role.cluster: role.zone for role in visit.me.clusters}
     return [EventRow(event, words(event), zones.get(event.cluster, "")) for event in events]
 
 
 class News(msgspec.Struct, frozen=True):
-    """What happened since the last time, which may be nothing.
+    """Events since the last poll, possibly none.
 
     Attributes:
         rows: The events, oldest first.
-        position: Where to go on from.
-        is_over: Whether the watching is over: nobody is logged in any more.
+        position: Position to continue from.
+        is_over: Whether the stream ends because the session ended.
     """
 
     rows: list[EventRow]
@@ -120,10 +127,10 @@ class News(msgspec.Struct, frozen=True):
 
 
 async def news(visit: Visit, request: PastRequest, position: int) -> News:
-    """What has happened behind a position, of what was asked for.
+    """Return the events after a position that match a filter.
 
-    Whoever's session has ended, or who may see this no more, is told that it is over; that
-    the daemon is away is nothing new.
+    Ends the stream if the session has expired or lost access; returns no events while the daemon is
+    away.
     """
     wanted = EventsRequest(
         kinds=request.kinds,
@@ -136,7 +143,7 @@ async def news(visit: Visit, request: PastRequest, position: int) -> News:
     try:
         answer: EventsAnswer = await visit.ask("events.list", wanted)
     except Unavailable:
-        # It is being started anew: what happens meanwhile is told when it is there again.
+        # The daemon restarts: its events follow once it is back.
         return News([], position)
     except (NotKnown, Refused):
         return News([], position, is_over=True)

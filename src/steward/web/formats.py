@@ -1,4 +1,8 @@
-"""How values look on pages: times in the cluster's zone, durations, sizes, amounts."""
+"""Formatting of values for web pages: times, durations, sizes, amounts, states and scripts.
+
+``FILTERS`` are the template filters. Also: pretty-printed JSON, scripts highlighted by Pygments,
+and search hits with marked matches. All results are HTML-safe.
+"""
 
 import functools
 import re
@@ -21,12 +25,13 @@ if TYPE_CHECKING:
 
 
 _NONE: Final = "\N{EN DASH}"
+"""Shown for an unknown value."""
 _SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 @lru_cache(maxsize=32)
 def zone_of(name: str) -> tzinfo | None:
-    """The zone of that IANA name; None, for this host's, where there is none."""
+    """Return the time zone of an IANA name; None (this host's zone) if unknown."""
     try:
         return ZoneInfo(name) if name else None
     except (ZoneInfoNotFoundError, ValueError, OSError):
@@ -34,13 +39,13 @@ def zone_of(name: str) -> tzinfo | None:
 
 
 def when(moment: datetime | None, zone: str = "", form: str = "%Y-%m-%d %H:%M:%S") -> Markup | str:
-    """A time, in a zone; machines find it in UTC."""
+    """Format a time in a zone as a <time> element that also holds the UTC time."""
     if moment is None:
         return _NONE
     try:
         here = moment.astimezone(zone_of(zone))
     except (OverflowError, ValueError):
-        # At the ends of the calendar there is no such moment in every zone.
+        # At the ends of the calendar the time does not exist in every zone.
         here = moment
     exact = moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return Markup('<time datetime="{}" title="{}">{}</time>').format(
@@ -49,7 +54,7 @@ def when(moment: datetime | None, zone: str = "", form: str = "%Y-%m-%d %H:%M:%S
 
 
 def duration(seconds: float | timedelta | None) -> str:
-    """A duration as Slurm writes it: ``1-02:03:04``."""
+    """Format a duration as Slurm does: ``1-02:03:04``."""
     if seconds is None:
         return _NONE
     if isinstance(seconds, timedelta):
@@ -61,7 +66,7 @@ def duration(seconds: float | timedelta | None) -> str:
 
 
 def size(count: float | None) -> str:
-    """A size: ``1.2 GiB``."""
+    """Format a size in bytes: ``1.2 GiB``."""
     if count is None:
         return _NONE
     amount = float(count)
@@ -73,26 +78,26 @@ def size(count: float | None) -> str:
 
 
 def number(value: float | None, decimals: int = 0) -> str:
-    """A number with thin spaces between its thousands."""
+    """Format a number with thin spaces between thousands."""
     if value is None:
         return _NONE
     return f"{value:,.{decimals}f}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
 
 def percent(part: float | None, whole: float | None = 1.0) -> str:
-    """A part as a percentage."""
+    """Format a part of a whole as a percentage."""
     if part is None or not whole:
         return _NONE
     return f"{100 * part / whole:.0f}\N{NARROW NO-BREAK SPACE}%"
 
 
 def amount(value: int | None, unit: str = "", decimals: int = 2) -> str:
-    """Micro-SU as an amount, with the unit's name where it is given."""
+    """Format an amount in micro-SU, with the unit's name if given."""
     return _NONE if value is None else money.show(value, Unit(unit, decimals)).strip()
 
 
 def state(word: str) -> Markup:
-    """A job's or node's state, in its colour; its words say the same."""
+    """Return a job or node state in its colour."""
     base = word.split(" ", maxsplit=1)[0].split("+", maxsplit=1)[0].upper()
     return Markup('<span class="state state-{}">{}</span>').format(
         "".join(letter for letter in base.lower() if letter.isalnum()), escape(word)
@@ -110,14 +115,15 @@ FILTERS: Final = {
     "node_state": node_state,
     "printable": safe,
 }
-"""By the names that templates know them under."""
+"""Template filters by name."""
 
 
 _LONGEST: Final = 20_000
+"""Most characters of JSON shown."""
 
 
 def pretty(value: Any) -> str:
-    """A value as indented JSON, cut where it is very long; "" for none."""
+    """Format a value as indented JSON, truncated if very long; "" if empty."""
     if value is None or value in ({}, []):
         return ""
     text = msgspec.json.format(msgspec.json.encode(value)).decode()
@@ -126,7 +132,7 @@ def pretty(value: Any) -> str:
 
 MOST_LETTERS: Final = 40_000
 MOST_LINES: Final = 1500
-"""So much of a script is shown in colour; the rest is a file to be taken home."""
+"""Limits of the highlighted part of a script; the full script is a download."""
 
 _LANGUAGES: Final = (
     (re.compile(r"\b(ba|da|k|z)?sh\b"), "bash"),
@@ -137,15 +143,16 @@ _LANGUAGES: Final = (
     (re.compile(r"\bjulia\b"), "julia"),
 )
 _DIRECTIVE: Final = re.compile(r"#(SBATCH|PBS|BSUB|DW|BB)\b")
+"""Lines with directives of a batch or burst-buffer system."""
 
 
 def highlighted(script: str) -> Markup:
-    """A script's lines, each an element with its number, words marked by their kind."""
+    """Highlight a script: one element a line, with its line number."""
     from pygments import highlight
     from pygments.formatters import HtmlFormatter
 
     shown = safe_lines(beginning(script))
-    # What Pygments gives is escaped, and a line's elements end with it.
+    # The output of Pygments is escaped, and none of its elements spans lines.
     marked = highlight(shown, _lexer(_language(shown)), HtmlFormatter(nowrap=True))
     plain = shown.split("\n")
     lines = []
@@ -157,12 +164,12 @@ def highlighted(script: str) -> Markup:
 
 
 def beginning(script: str) -> str:
-    """As much of a script as is shown."""
+    """Return the part of a script that pages show."""
     return "".join(script[:MOST_LETTERS].splitlines(keepends=True)[:MOST_LINES])
 
 
 def marked(line: HitLine) -> Markup:
-    """A line in which something was found, with what was found marked."""
+    """Return a line of a search hit with the matches marked."""
     parts = [Markup()]
     place = 0
     for begin, end in sorted(line.spans):
@@ -176,6 +183,7 @@ def marked(line: HitLine) -> Markup:
 
 
 def _language(script: str) -> str:
+    """Return the Pygments name of a script's language, by its first line."""
     first = script.partition("\n")[0]
     if not first.startswith("#!"):
         return "bash"
@@ -184,6 +192,7 @@ def _language(script: str) -> str:
 
 @functools.cache
 def _lexer(name: str) -> "Lexer":
+    """Load a Pygments lexer."""
     from pygments.lexers import get_lexer_by_name
 
     return get_lexer_by_name(name, stripnl=False, ensurenl=True)

@@ -1,4 +1,9 @@
-"""The columns that a list of jobs may have, and how each shows its value."""
+"""Job list page: columns, and the view (filters, order, page) that its address encodes.
+
+``COLUMNS`` defines how a row of ``accounting.jobs`` is shown. :class:`View` parses an address,
+builds addresses of changed views, and the requests for the list, the counts by state and the script
+search. ``pages/jobs.py`` uses it.
+"""
 
 import shlex
 from collections.abc import Callable
@@ -20,13 +25,13 @@ from steward.web.formats import amount, duration, number, percent, size, state, 
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """What a cell needs to know beside its row.
+    """Data beside a row that cells need: time zones and charges.
 
     Attributes:
-        zones: By cluster the zone that times are shown in.
-        costs: By cluster and raw job id what a job was charged, micro-SU.
+        zones: Time zone of each cluster.
+        costs: Charge of a job in micro-SU, by cluster and raw job id.
         unit: Name of the bank's unit.
-        decimals: How many of its decimals are shown.
+        decimals: Number of decimals shown.
     """
 
     zones: dict[str, str]
@@ -36,17 +41,18 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 Cell = Callable[[JobRow, Shown], Markup | str]
+"""Formats one value of a row as text or HTML."""
 
 
 class Column(msgspec.Struct, frozen=True):
-    """One column.
+    """A column of the job list.
 
     Attributes:
-        key: Its name in an address.
-        title: Its heading.
-        cell: Shows a row's value.
-        is_number: Whether values stand at the right.
-        of_bank: Whether only a bank knows of it.
+        key: Name in an address.
+        title: Heading.
+        cell: Formats the value of a row.
+        is_number: Whether to align values to the right.
+        of_bank: Whether the column needs a bank.
     """
 
     key: str
@@ -57,10 +63,12 @@ class Column(msgspec.Struct, frozen=True):
 
 
 def _time(value: Callable[[JobRow], datetime | None]) -> Cell:
+    """Return a cell function for a time, in the cluster's zone."""
     return lambda row, shown: when(value(row), shown.zones.get(row.cluster, ""))
 
 
 def _states(row: JobRow, shown: Shown) -> Markup:  # noqa: ARG001 -- a cell's shape
+    """Show a job's state, or the number of array tasks by state."""
     if not row.tasks:
         return state(safe(row.state) or "UNVERIFIED" * (not row.verified) or "UNKNOWN")
     one = Markup("<span>{} {}</span>")
@@ -69,15 +77,18 @@ def _states(row: JobRow, shown: Shown) -> Markup:  # noqa: ARG001 -- a cell's sh
 
 
 def _limit(row: JobRow, shown: Shown) -> str:  # noqa: ARG001 -- a cell's shape
+    """Show a job's time limit."""
     return duration(row.limit_s) if row.limit_s else ""
 
 
 def _cost(row: JobRow, shown: Shown) -> str:
+    """Show a job's charge."""
     found = shown.costs.get((row.cluster, row.job_id))
     return "" if found is None else amount(found, "", shown.decimals)
 
 
 def _text(value: Callable[[JobRow], str]) -> Cell:
+    """Return a cell function for text, HTML-escaped."""
     return lambda row, _: escape(safe(value(row)))
 
 
@@ -118,16 +129,17 @@ COLUMNS: Final = {
         Column("cost", "Cost", _cost, is_number=True, of_bank=True),
     )
 }
-"""All columns beside the job's own, in the order in which they stand."""
+"""All columns except the job's own, in display order."""
 
 USUAL: Final = (
     *("name", "user", "account", "partition", "state", "submit"),
     *("elapsed", "cpus", "cpu", "peak"),
 )
-"""The columns of who has chosen none."""
+"""Default columns."""
 
 
 def _lasted(seconds: float | None) -> str:
+    """Format seconds as a duration; "" for None."""
     return "" if seconds is None else duration(seconds)
 
 
@@ -140,27 +152,30 @@ def _size(value: int | None) -> str:
 
 
 def _share(value: float | None) -> str:
+    """Format a share as a percentage; "" for None."""
     return "" if value is None else percent(value)
 
 
 ROWS: Final = 50
+"""Rows of a page by default."""
 MOST_ROWS: Final = 1000
+"""Most rows of a page."""
 _ORDERS: Final = get_args(Order)
 _LISTS: Final = ("clusters", "users", "accounts", "partitions", "states", "jobs")
 _TEXTS: Final = ("since", "until")
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What is looked at, and how.
+    """Filters, order, columns and page of a job list, as its address encodes them.
 
     Attributes:
-        text: What must stand in scripts: words, or several in quotes; "" for any job.
-        case: Whether upper and lower case differ in it.
-        words: Whether each must stand as a whole word.
-        columns: Keys of the columns; none for the usual ones.
-        apart: Whether the tasks of arrays are rows of their own.
-        page: Where it begins, as an answer gave it; "" for the beginning.
-        rows: How many rows it has: what somebody had come to when they went on.
+        text: Text to find in scripts: words, or phrases in quotes; "" to list jobs.
+        case: Whether the search distinguishes upper and lower case.
+        words: Whether only whole words match.
+        columns: Keys of the columns; empty for the default ones.
+        apart: Whether array tasks are separate rows.
+        page: Cursor of the page, from a reply; "" for the first page.
+        rows: Number of rows: as many as the user had loaded before leaving the page.
     """
 
     clusters: tuple[str, ...] = ()
@@ -183,15 +198,15 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, request: Request[Any, Any, Any]) -> Self:
-        """The view that an address names.
+        """Parse the view from the address of a request.
 
         Raises:
-            UsageError: It cannot be understood.
+            UsageError: The query is invalid.
         """
         order = query.text(request, "order", "-submit")
         if order not in _ORDERS:
             raise UsageError(f"jobs are ordered by {', '.join(_ORDERS)}, not {order[:60]!r}", order)
-        # A job's name may hold commas.
+        # Job names may contain commas.
         names = tuple(
             str(name).strip() for name in request.query_params.getall("names", []) if name
         )
@@ -210,9 +225,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def query(self, **changes: Any) -> dict[str, Any]:
-        """What stands behind the question mark; ``changes`` are of this view's attributes.
+        """Return the query parameters of this view with changed attributes.
 
-        What is as usual is left out, so that an address is as short as it can be.
+        Defaults are omitted to keep addresses short.
         """
         view = msgspec.structs.replace(self, **changes)
         found: dict[str, Any] = {name: ",".join(getattr(view, name)) for name in _LISTS}
@@ -226,10 +241,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def shown(self, *, several_clusters: bool, bank: bool) -> tuple[Column, ...]:
-        """The columns, in the order in which they always stand.
+        """Return the columns to show, in display order.
 
         Args:
-            several_clusters: Whether there are several, so that it is shown which.
+            several_clusters: Whether there are several clusters, so that the cluster is shown.
             bank: Whether there is a bank.
         """
         chosen = set(self.columns or USUAL)
@@ -242,7 +257,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def listed(self) -> JobsRequest:
-        """What the daemon is asked for its rows."""
+        """Return the request for the rows of this view."""
         return JobsRequest(
             **self._selection(),
             order=self.order,
@@ -252,11 +267,11 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def counted(self) -> JobStatesRequest:
-        """What it is asked for how many there are."""
+        """Return the request for the number of jobs in each state."""
         return JobStatesRequest(**self._selection())
 
     def searched(self) -> SearchRequest:
-        """What it is asked for scripts that hold the text."""
+        """Return the request for a search in scripts."""
         return SearchRequest(
             **self._selection(),
             terms=terms_of(self.text),
@@ -271,7 +286,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def terms_of(text: str) -> tuple[str, ...]:
-    """The words of a text, those in quotes together; all of it where a quote stays open."""
+    """Split a text into search terms; quoted phrases stay whole.
+
+    An unclosed quote makes the whole text one term.
+    """
     try:
         found = shlex.split(text)
     except ValueError:

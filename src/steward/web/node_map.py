@@ -1,4 +1,9 @@
-"""Nodes in words and as a map: what a state means to people, and which nodes stand together."""
+"""Node states in words and colours, and the map of a cluster's nodes by rack or partition.
+
+:func:`said` translates Slurm's state (``IDLE+DRAIN``) to a word and a tone; :func:`node_map` groups
+nodes by name or partition and sorts each group by state. :class:`KnownNodes` caches the nodes of
+each cluster for ``pages/nodes.py``.
+"""
 
 import re
 from collections import Counter
@@ -15,9 +20,10 @@ from steward.slurm.node_states import parse_node_state
 from steward.web.authentication import Visit
 
 Tone = Literal["bad", "wait", "off", "busy", "good"]
-"""What a state asks of people, the worst first; pages have a colour for each."""
+"""Severity of a node state, worst first; each has a colour on the pages."""
 
 By = Literal["name", "partition"]
+"""How the map groups nodes: by the prefix of their names, or by partition."""
 
 _TONES: Final[tuple[Tone, ...]] = ("bad", "wait", "off", "busy", "good")
 _BASES: Final[dict[str, tuple[str, Tone]]] = {
@@ -28,7 +34,7 @@ _BASES: Final[dict[str, tuple[str, Tone]]] = {
     "IDLE": ("idle", "good"),
     "FUTURE": ("future", "off"),
 }
-# The first that a state has says most of it.
+# In order of precedence: the first flag that a state has decides.
 _FLAGS: Final[tuple[tuple[str, str, Tone], ...]] = (
     ("FAIL", "failing", "bad"),
     ("INVALID_REG", "invalid", "bad"),
@@ -52,23 +58,26 @@ _CLASSES: Final[dict[Tone, str]] = {
     "busy": "state-allocated",
     "good": "state-idle",
 }
+"""CSS class of each severity."""
 _NUMBERED: Final = re.compile(r"(.*?)([0-9]+)")
 _TOGETHER: Final = 150
-"""So many nodes whose names differ by a number alone stand together; more are cut by hundreds."""
+"""Largest group of nodes that differ only in a number; larger ones are split by hundreds."""
 _HUNDRED: Final = 100
+"""Large groups are split by number into ranges of this size."""
 _SHORT_FROM: Final = 1000
-"""From so many nodes on a map's cells have but the end of a name in them, and few have titles."""
+"""From this many nodes on, cells show only the end of a name, and few have titles."""
 _MOST_TITLES: Final = 250
+"""Beyond this many nodes with a reason, large maps have no tooltips."""
 _REMEMBERED: Final = 1 << 15
-"""So many names of nodes are taken apart but once."""
+"""Node names whose parsed form is cached."""
 
 
 class StateWord(msgspec.Struct, frozen=True):
-    """A state as people say it.
+    """A node state in words.
 
     Attributes:
         word: One or two words: ``down``, ``draining``.
-        tone: What it asks of people.
+        tone: Its severity.
     """
 
     word: str
@@ -77,10 +86,10 @@ class StateWord(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=1024)
 def said(state: str) -> StateWord:
-    """What a state means.
+    """Translate a node state to a word and its severity.
 
     Args:
-        state: As events tell it: ``IDLE+DRAIN``.
+        state: State as events report it: ``IDLE+DRAIN``.
     """
     base, flags = parse_node_state(state)
     if state.upper() == "REMOVED":
@@ -97,7 +106,7 @@ def said(state: str) -> StateWord:
 
 
 def node_state(state: str) -> Markup:
-    """A node's state for a page, as Slurm shows it, in the colour of what it means."""
+    """Return a node's state as Slurm writes it, in the colour of its severity."""
     found = said(state)
     return Markup('<span class="state {}" title="{}">{}</span>').format(
         _CLASSES[found.tone], found.word, escape(state)
@@ -105,7 +114,7 @@ def node_state(state: str) -> Markup:
 
 
 class Count(msgspec.Struct, frozen=True):
-    """How many nodes are in a state."""
+    """Number of nodes in a state."""
 
     word: str
     tone: Tone
@@ -113,12 +122,12 @@ class Count(msgspec.Struct, frozen=True):
 
 
 def counts(nodes: Iterable[NodeThen]) -> list[Count]:
-    """How many nodes are in which state, the worst first."""
+    """Count nodes by state, worst first."""
     return counted(Counter(node.state for node in nodes).items())
 
 
 def counted(states: Iterable[tuple[str, int]]) -> list[Count]:
-    """The same of states and how many nodes are in each."""
+    """Count nodes by state, from pairs of state and number."""
     found: Counter[StateWord] = Counter()
     for state, nodes in states:
         found[said(state)] += nodes
@@ -130,8 +139,8 @@ class Cell(msgspec.Struct, frozen=True):
 
     Attributes:
         node: NodeName.
-        text: What stands in it: the name, or where there are very many nodes its end.
-        title: More of it; "" for nothing.
+        text: Name, or its end if there are very many nodes.
+        title: Tooltip; "" for none.
     """
 
     node: str
@@ -141,15 +150,18 @@ class Cell(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=_REMEMBERED)
 def _address(node: str) -> str:
+    """Quote a node name for an address; cached."""
     return quote(node, safe="")
 
 
 @lru_cache(maxsize=_REMEMBERED)
 def _escaped(text: str) -> str:
+    """Escape text for HTML; cached."""
     return str(escape(text))
 
 
 def _titled(cell: Cell) -> str:
+    """Return the title attribute of a cell."""
     return f' title="{escape(cell.title)}"' if cell.title else ""
 
 
@@ -161,10 +173,10 @@ class Run(msgspec.Struct, frozen=True):
     cells: list[Cell]
 
     def links(self, base: str) -> Markup:
-        """A link to each, made here since a template takes several times as long for thousands.
+        """Return links to the nodes; a template would take several times as long for thousands.
 
         Args:
-            base: The address that a node's name is put behind.
+            base: Address that precedes a node's name.
         """
         start = f"<a href={escape(base)}"
         parts = (
@@ -175,12 +187,12 @@ class Run(msgspec.Struct, frozen=True):
 
 
 class Group(msgspec.Struct, frozen=True):
-    """Nodes that stand together.
+    """Nodes that the map shows together.
 
     Attributes:
         label: What they have in common.
-        nodes: How many they are.
-        runs: They, by state, the worst first.
+        nodes: Number of nodes.
+        runs: Nodes by state, worst first.
     """
 
     label: str
@@ -189,14 +201,13 @@ class Group(msgspec.Struct, frozen=True):
 
 
 def node_map(nodes: Sequence[NodeThen], by: By = "name") -> list[Group]:
-    """The map of a cluster's nodes.
+    """Return the map of a cluster's nodes.
 
-    In each group the nodes are sorted by state: what is wrong stands first, and the state
-    needs to be said but once for all that are in it.
+    Each group is sorted by state: problems come first, and each state is named once.
 
     Args:
-        nodes: They, by name.
-        by: What makes a group: the name's beginning, as racks are called, or the partitions.
+        nodes: The nodes, ordered by name.
+        by: Group by the prefix of the name (a rack, as a rule) or by partitions.
     """
     is_short = len(nodes) >= _SHORT_FROM
     told = sum(1 for node in nodes if node.reason) <= _MOST_TITLES
@@ -220,22 +231,25 @@ def node_map(nodes: Sequence[NodeThen], by: By = "name") -> list[Group]:
 
 
 def _rank(one: StateWord) -> tuple[int, str]:
+    """Return the sort key of a state: worst first, then by word."""
     return _TONES.index(one.tone), one.word
 
 
 def _title(node: NodeThen) -> str:
+    """Describe a node: state, since when, and reason."""
     since = node.since.strftime("%Y-%m-%d %H:%M UTC")
     return f"{node.state} since {since}" + (f": {node.reason}" if node.reason else "")
 
 
 @lru_cache(maxsize=_REMEMBERED)
 def _parted(name: str) -> tuple[str, int]:
-    """A name without its number, and that."""
+    """Split a name into the part before its number, and the number."""
     match = _NUMBERED.fullmatch(name)
     return (match[1], int(match[2])) if match else (name, 0)
 
 
 def _by_name(nodes: Sequence[NodeThen]) -> dict[str, list[NodeThen]]:
+    """Group nodes by the prefix of their names; split large groups by hundreds."""
     racks: dict[str, list[tuple[int, NodeThen]]] = {}
     for node in nodes:
         prefix, number = _parted(node.node)
@@ -254,18 +268,20 @@ def _by_name(nodes: Sequence[NodeThen]) -> dict[str, list[NodeThen]]:
 
 
 def _label(some: Sequence[tuple[int, NodeThen]]) -> str:
+    """Return the first and last name of a group."""
     first, last = some[0][1].node, some[-1][1].node
     return first if first == last else f"{first} \N{EN DASH} {last}"
 
 
 def _shared(names: Sequence[str]) -> int:
-    """How many letters all names begin with alike."""
+    """Return the length of the common prefix of names."""
     first, last = min(names), max(names)
     pairs = enumerate(zip(first, last, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(first), len(last)))
 
 
 def _by_partition(nodes: Sequence[NodeThen]) -> dict[str, list[NodeThen]]:
+    """Group nodes by the partitions that they are in."""
     found: dict[str, list[NodeThen]] = {}
     for node in nodes:
         found.setdefault(", ".join(node.partitions) or "in no partition", []).append(node)
@@ -273,20 +289,20 @@ def _by_partition(nodes: Sequence[NodeThen]) -> dict[str, list[NodeThen]]:
 
 
 class KnownNodes:
-    """What was told of each cluster's nodes last."""
+    """Cache of the last node list of each cluster."""
 
     def __init__(self) -> None:
         self._told: dict[str, NodesAnswer] = {}
 
     async def of(self, visit: Visit, cluster: str) -> NodesAnswer:
-        """How all nodes of a cluster are now.
+        """Return the current state of all nodes of a cluster.
 
         Args:
-            visit: Whose page it is for.
-            cluster: One of those that there are.
+            visit: Request that the page is for.
+            cluster: A configured cluster.
 
         Raises:
-            StewardError: Whatever the daemon refuses or cannot do.
+            StewardError: The daemon failed or rejected the request.
         """
         told = self._told.get(cluster)
         request = NodesRequest(cluster=cluster, known=told.tag if told else "")

@@ -1,4 +1,4 @@
-"""What an address says behind its question mark: anybody may have written it."""
+"""Query parameters of page requests, validated: text, lists, numbers and switches."""
 
 from typing import Any, Final
 
@@ -7,17 +7,21 @@ from litestar import Request
 from steward.core.errors import UsageError
 
 _LONGEST: Final = 1000
+"""Most characters of a text or word."""
 _MOST_WORDS: Final = 100
+"""Most words of a list."""
 _LARGEST: Final = 2**53
+"""Numbers are below this: the limit of exact integers in JavaScript."""
 
 Ask = Request[Any, Any, Any]
+"""A Litestar request."""
 
 
 def text(request: Ask, name: str, default: str = "") -> str:
-    """A text, without blanks around it.
+    """Return a text parameter, stripped of blanks.
 
     Raises:
-        UsageError: It is too long.
+        UsageError: The text is too long.
     """
     found = str(request.query_params.get(name, "")).strip()
     if len(found) > _LONGEST:
@@ -26,10 +30,10 @@ def text(request: Ask, name: str, default: str = "") -> str:
 
 
 def words(request: Ask, name: str) -> tuple[str, ...]:
-    """Several words: repeated, or with commas between.
+    """Return a list parameter: repeated, or separated by commas.
 
     Raises:
-        UsageError: They are too many, or too long.
+        UsageError: There are too many words, or one is too long.
     """
     given = request.query_params.getall(name, [])
     found = [word.strip() for one in given for word in str(one)[: _LONGEST + 1].split(",")]
@@ -39,10 +43,10 @@ def words(request: Ask, name: str) -> tuple[str, ...]:
 
 
 def number(request: Ask, name: str, default: int = 0) -> int:
-    """A whole number, 0 or more.
+    """Return an integer parameter, 0 or more.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The value is not such a number.
     """
     given = text(request, name)
     if not given:
@@ -53,5 +57,5 @@ def number(request: Ask, name: str, default: int = 0) -> int:
 
 
 def switch(request: Ask, name: str) -> bool:
-    """Whether something was asked for: a box that was ticked."""
+    """Return True if a boolean parameter (a ticked box) is set."""
     return text(request, name) not in ("", "0", "no", "false", "off")

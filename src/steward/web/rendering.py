@@ -1,4 +1,8 @@
-"""Turns templates into answers, with what every page has: who is logged in, links, headers."""
+"""HTML responses from Jinja templates: renderer, links, security headers and plots.
+
+:class:`Renderer` turns a template and its context into a response and builds addresses below the
+path prefix. :class:`Plot` is the data of a chart that ``static/plots.js`` draws.
+"""
 
 import functools
 import hashlib
@@ -28,14 +32,14 @@ HEADERS: Final = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "interest-cohort=()",
 }
-"""On every answer: nothing is loaded from elsewhere, no script stands in a page."""
+"""Security headers of every response: no external resources, no inline scripts."""
 
 
 class Renderer:
-    """Renders pages.
+    """Renderer of Jinja templates.
 
     Args:
-        prefix: The path that the pages lie under: ``/steward``; "" for none.
+        prefix: Path prefix of all pages, such as ``/steward``; "" for none.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -52,12 +56,11 @@ class Renderer:
         self._jinja.globals.update(url=self.url, static=self.static, version=__version__)
 
     def url(self, path: str, /, **query: Any) -> str:
-        """The address of a page.
+        """Return the address of a page.
 
         Args:
-            path: ``/jobs``, with its parts quoted already, see :func:`part`.
-            query: What stands behind the question mark; lists are repeated, and what is None
-                or empty is left out.
+            path: Path such as ``/jobs``, with its parts already quoted, see :func:`part`.
+            query: Query parameters; lists are repeated, None and "" omitted.
         """
         pairs = [
             (name, str(one))
@@ -68,7 +71,7 @@ class Renderer:
         return f"{self.prefix}{path}" + (f"?{urlencode(pairs)}" if pairs else "")
 
     def static(self, name: str) -> str:
-        """The address of a static file, another one for each content."""
+        """Return the address of a static file, with a hash of its content for caching."""
         return f"{self.prefix}/static/{name}?v={_digest(name)}"
 
     def page(
@@ -80,14 +83,14 @@ class Renderer:
         headers: dict[str, str] | None = None,
         **context: Any,
     ) -> Response[str]:
-        """A page, or a part of one.
+        """Return a page, or a part of one, as an HTML response.
 
         Args:
-            template: Its file in templates/.
-            visit: Whose request it is for; None for nobody's.
-            status: Of HTTP.
-            headers: More of them.
-            context: What the template shows.
+            template: File name in templates/.
+            visit: Authenticated request that it is for; None without a user.
+            status: HTTP status.
+            headers: Additional headers.
+            context: Variables of the template.
         """
         return Response(
             self.text(template, visit, **context),
@@ -97,22 +100,22 @@ class Renderer:
         )
 
     def either(self, template: str, visit: Visit, **context: Any) -> Response[str]:
-        """What is a part of another page where htmx asks for it, and a page for everybody else.
+        """Return the part of a page that htmx requests, or the full page for others.
 
         Args:
-            template: The page's, which includes the part's: ``_job_cost.html`` lies beside
-                ``job_cost.html``.
-            visit: Whose request it is for.
-            context: What both show.
+            template: Template of the page; that of the part has the same name with ``_`` in front:
+                ``_job_cost.html`` for ``job_cost.html``.
+            visit: Authenticated request that it is for.
+            context: Variables of both templates.
         """
         return self.page(f"_{template}" if visit.is_part else template, visit, **context)
 
     def text(self, template: str, visit: Visit | None = None, **context: Any) -> str:
-        """What a template says; see :meth:`page`."""
+        """Render a template to text; see :meth:`page`."""
         return self._jinja.get_template(template).render(visit=visit, part=part, **context)
 
     def redirect(self, path: str, visit: Visit | None = None, /, **query: Any) -> Response[None]:
-        """Send the browser to another page, after something was done."""
+        """Redirect the browser to another page after a change."""
         where = self.url(path, **query)
         if visit is not None and visit.is_part:
             return Response(None, status_code=204, headers={"HX-Redirect": where})
@@ -120,21 +123,21 @@ class Renderer:
 
 
 def part(text: object) -> str:
-    """A text as one part of a path: job names and accounts hold anything."""
+    """Quote a text as one part of a path: job and account names may hold any character."""
     return quote(str(text), safe="")
 
 
 class Plot(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plot shows; ``static/plots.js`` draws it, and a table beside it says the same.
+    """Data of a plot; ``static/plots.js`` draws it beside a table of the same values.
 
     Attributes:
-        title: What it is, for those who do not see it, too.
-        x: What stands below: seconds since 1970 where ``is_time``, or numbers.
-        series: A name and its values, one for each of ``x``; None where there is none.
-        unit: Of the values: "", ``%``, ``bytes``, ``s``, ``SU``.
-        is_time: Whether ``x`` are times.
-        zone: IANA name of the zone of those times.
-        bars: Whether it is drawn as bars.
+        title: Title, also for screen readers.
+        x: Horizontal axis: seconds since 1970 if ``is_time``, else numbers.
+        series: Name and values, one for each of ``x``; None for a missing value.
+        unit: Unit of the values: "", ``%``, ``bytes``, ``s``, ``SU``.
+        is_time: Whether ``x`` holds times.
+        zone: IANA zone of those times.
+        bars: Whether to draw bars.
     """
 
     title: str
@@ -147,12 +150,13 @@ class Plot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def json(self) -> str:
-        """As its element's attribute holds it."""
+        """Return the plot as JSON, for an element's attribute."""
         return msgspec.json.encode(self).decode()
 
 
 @functools.lru_cache(maxsize=64)
 def _digest(name: str) -> str:
+    """Return a hash of a static file; the version if the file is missing."""
     try:
         with open(os.path.join(STATIC, name), "rb") as file:
             return hashlib.sha256(file.read()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""The settings of the pages and of the API over HTTP."""
+"""Settings of the web pages and the HTTP API: the section [web] of the configuration."""
 
 from typing import Final
 from urllib.parse import urlsplit
@@ -6,44 +6,45 @@ from urllib.parse import urlsplit
 from steward.core.section import Section
 
 _COOKIE: Final = "steward_session"
+"""Name of the session cookie, without its prefix."""
 HEALTH: Final = "/healthz"
-"""Path at which the pages' process says that it serves …"""
+"""Path of the web process's health check …"""
 HEALTHY: Final = b"ok\n"
-"""… and its whole answer."""
+"""… and its complete response."""
 
 
 class WebSettings(Section, frozen=True, kw_only=True):
-    """[web]: the pages and the API, served by ``steward web``.
+    """[web]: web pages and HTTP API, served by ``steward web``.
 
     Attributes:
-        listen: Address and port (``127.0.0.1:8290``) that ``steward web`` listens at; nobody
-            can log in while it is empty.
-        user: The user that ``steward web`` runs as: not root, and not the daemon's.
-        url: Where browsers find it: ``https://steward.example.org``, a host name of its own. Under
-            a path of a host name that other applications share, operators have users' rights.
-        own_host: Whether nothing else is served under the host name of ``url``, though that has a
-            path.
-        certificate_file: Our certificate; without one, no encryption.
-        key_file: The key of that certificate, which ``user`` can read.
-        proxy_header: Name of the header in which a proxy says who its user is
-            (``X-Remote-User``); "" where people log in by ``steward login`` alone.
-        proxy_session_s: How long a session that a proxy's word opened lasts without being used, in
-            seconds.
-        proxy_operators: Whether operators may change in such a session what operators change.
-        trusted_proxies: Addresses whose ``proxy_header`` is believed.
-        shared_from: Networks whose addresses many people share (``10.1.2.0/24``): a portal's, login
-            nodes behind NAT. Connections and requests without a user are bounded more widely there.
-        session_s: How long somebody stays logged in, in seconds.
-        login_s: How long a link of ``steward login`` can be used, in seconds.
-        token_days: Longest life of a token, in days …
-        munge_token_days: … that is made where nothing but MUNGE says whose it is.
-        munge: Whether commands on other hosts, that have no token, are known by MUNGE.
-        munge_from: Networks of the hosts whose MUNGE is believed so, and that connect from there
-            (``10.1.2.0/24``); all of those with our key if empty.
-        munge_socket: Socket of the munged that opens their credentials; MUNGE's default if empty.
-        requests_per_minute: How often one user, or one address without a user, may ask.
-        metrics_from: Addresses that may read /metrics without a token. Accounts' figures are in
-            it for an operator's token alone.
+        listen: Address and port (``127.0.0.1:8290``) that ``steward web`` listens on. While it is
+            empty, nobody can log in.
+        user: User that ``steward web`` runs as; neither root nor the daemon's user.
+        url: Address for browsers: ``https://steward.example.org``, a host name of its own. Under a
+            path of a host name shared with other applications, operators have only users' rights.
+        own_host: Whether the host name of ``url`` serves nothing else although it has a path.
+        certificate_file: TLS certificate; empty disables encryption.
+        key_file: Key of that certificate, readable by ``user``.
+        proxy_header: Header in which a proxy names its user (``X-Remote-User``); "" allows only
+            logins by ``steward login``.
+        proxy_session_s: Idle time after which a session opened by a proxy expires, in seconds.
+        proxy_operators: Whether operators may use operators' rights in such a session.
+        trusted_proxies: Addresses whose ``proxy_header`` is trusted.
+        shared_from: Networks whose addresses many people share (``10.1.2.0/24``), such as a
+            portal's or login nodes' behind NAT. Limits on connections and on requests without a
+            user are wider there.
+        session_s: Lifetime of a session, in seconds.
+        login_s: Lifetime of a link of ``steward login``, in seconds.
+        token_days: Longest lifetime of a token, in days …
+        munge_token_days: … and of a token created under MUNGE authentication alone.
+        munge: Whether commands on other hosts may authenticate by MUNGE instead of a token.
+        munge_from: Networks of the hosts whose MUNGE credentials are trusted, and that connect from
+            there (``10.1.2.0/24``); empty trusts all hosts with our key.
+        munge_socket: Socket of the munged that decodes the credentials; empty for MUNGE's default.
+        requests_per_minute: Requests allowed per minute for one user, or one address without a
+            user.
+        metrics_from: Addresses that may read /metrics without a token. Figures of accounts need an
+            operator's token.
     """
 
     listen: str = ""
@@ -69,22 +70,22 @@ class WebSettings(Section, frozen=True, kw_only=True):
 
     @property
     def path(self) -> str:
-        """The path of ``url``; "" for none."""
+        """Return the path of ``url``, or ""."""
         return urlsplit(self.url).path.rstrip("/")
 
     @property
     def is_secure(self) -> bool:
-        """Whether browsers come by HTTPS."""
+        """Return True if browsers connect by HTTPS."""
         return bool(self.certificate_file) or self.url.startswith("https:")
 
     @property
     def is_shared(self) -> bool:
-        """Whether other applications may be of the same origin: to a browser no path is a bound."""
+        """Return True if other applications may share the origin: paths do not separate them."""
         return bool(self.path) and not self.own_host
 
     @property
     def cookie(self) -> str:
-        """The name of a session's cookie; its prefix has browsers take it from us alone."""
+        """Return the name of the session cookie, with a prefix that binds it to this host."""
         if not self.is_secure:
             return _COOKIE
         return f"__Secure-{_COOKIE}" if self.path else f"__Host-{_COOKIE}"

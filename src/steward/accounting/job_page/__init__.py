@@ -1,1 +1,1 @@
-"""The page of a job for a person: what it used, how well, and what is to be remarked on."""
+"""Job page: what a job was, its usage and efficiency, notes, and why it is pending."""

@@ -1,8 +1,10 @@
-"""How efficiency and balance are reckoned: pure functions, explained in docs/job.md.
+"""Job efficiency and balance: used over allocated CPU, memory and time, as pure functions.
 
-The CPU time of a step is that of its tasks, which is exact. Where its cgroup
-had more (processes that left their task behind, containers) the cgroup's counts:
-they used the CPUs, too.
+:func:`rate_efficiency` rates a run, :func:`balance` compares the tasks of a step, :func:`spread`
+summarizes an array. docs/job.md explains the formulas.
+
+CPU time is the sum of the tasks', which is exact. If the cgroup used more (processes that left
+their task, containers), the cgroup's counts, because they used the CPUs too.
 """
 
 import re
@@ -20,16 +22,16 @@ _US: Final = 1_000_000
 _AMOUNT: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGTPE]?)")
 _UNITS: Final = {unit: 1024**power for power, unit in enumerate("KMGTPE", start=1)} | {"": 1}
 _DOUBTS: Final = {"no-end", "tasks-missing", "lost-lines"}
-"""Doubts that mean that more may have been used than is known."""
+"""Doubts that mean that actual usage may be higher than known."""
 
 
 def doubtful(line: Line) -> bool:
-    """Whether more may have been used than a line says."""
+    """Return True if actual usage may be higher than a line says."""
     return bool(_DOUBTS & set(line.doubts.split(",")))
 
 
 def elapsed_s(line: Line, now_us: int) -> float | None:
-    """Seconds from start to end, or to now, without suspension; None for what never started."""
+    """Return seconds from start to end or now, without suspension; None if never started."""
     if not line.start_us:
         return None
     end_us = line.end_us or now_us
@@ -37,7 +39,7 @@ def elapsed_s(line: Line, now_us: int) -> float | None:
 
 
 def cpu_used_s(line: Line) -> float | None:
-    """CPU time of a line, in seconds: its tasks', or its cgroups' where those had more."""
+    """Return the CPU time of a line in seconds: its tasks', or its cgroups' if higher."""
     if line.user_us is None and line.system_us is None and line.cgroup_user_us is None:
         return None
     tasks = (line.user_us or 0) + (line.system_us or 0)
@@ -46,7 +48,7 @@ def cpu_used_s(line: Line) -> float | None:
 
 
 def share_of(used: float | None, given: float | None) -> float | None:
-    """``used / given``; None where one of them is not known or nothing was given."""
+    """Return ``used / given``; None if one is unknown or ``given`` is 0."""
     return used / given if used is not None and given else None
 
 
@@ -56,13 +58,13 @@ def rate_efficiency(
     now_us: int,
     pieces: Sequence[Line] = (),
 ) -> Efficiency:
-    """How much of what a run was given it used.
+    """Rate the efficiency of a run: used over allocated CPU, memory and time.
 
     Args:
         line: The run's line.
         steps: Each step's line and its launches.
-        now_us: The present moment, µs since the epoch, for a run that has not ended.
-        pieces: Of a resized job what it had before; the run's line is of its last size.
+        now_us: Present time, µs since the epoch, for a run that has not ended.
+        pieces: Former sizes of a resized job; the run's line is for its last size.
     """
     sizes = (*pieces, line)
     lasted = [(size, elapsed_s(size, now_us)) for size in sizes]
@@ -71,7 +73,7 @@ def rate_efficiency(
     given = total(seconds * size.cpus for size, seconds in lasted if seconds) or None
     memory = _memory(line, steps)
     limit = line.time_limit_s
-    # Of a run that goes on, what its steps have used so far is only known of those that ended.
+    # While a run goes on, only ended steps have reported their usage.
     is_over = line.end_us > 0
     return Efficiency(
         cpu=share_of(used, given) if is_over else None,
@@ -90,13 +92,13 @@ def rate_efficiency(
 
 
 def total(values: Iterable[float | None]) -> float | None:
-    """The sum of what is known; None where nothing is."""
+    """Sum the known values; None if none is known."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 
 
 class _Memory(msgspec.Struct, frozen=True):
-    """A peak, what was allocated there, and whether it may have been more."""
+    """Peak memory on a node, its allocation there, and whether the peak is a lower bound."""
 
     peak: int | None
     allocated: int | None
@@ -105,9 +107,9 @@ class _Memory(msgspec.Struct, frozen=True):
 
 
 def peak_of(launch: StepUsage) -> int | None:
-    """Peak of a launch's memory on its node: its cgroup's, or that of its only task.
+    """Return the peak memory of a launch on its node: its cgroup's, or its only task's.
 
-    Without a cgroup the largest of several tasks is the least that it can have been.
+    Without a cgroup, the largest of several tasks gives a lower bound.
     """
     end = launch.end
     if end is not None and end.peak_bytes is not None:
@@ -119,15 +121,15 @@ def peak_of(launch: StepUsage) -> int | None:
 
 
 def _is_least(launch: StepUsage) -> bool:
-    """Whether the peak of a launch is only the least that it can have been."""
+    """Return True if the peak of a launch is only a lower bound."""
     end = launch.end
     return end is None or (end.peak_bytes is None and max(end.tasks, len(launch.tasks)) > 1)
 
 
 def _memory(line: Line, steps: Sequence[tuple[Line, Sequence[StepUsage]]]) -> _Memory:
-    """Peak, allocation and name of the node whose peak was nearest to what was allocated.
+    """Return peak, allocation and node where the peak came closest to the allocation.
 
-    Where none is known to have had an allocation, of the node with the highest peak.
+    If no allocation is known: of the node with the highest peak.
     """
     per_node = memory_per_node(line)
     found: list[_Memory] = []
@@ -147,7 +149,7 @@ def _memory(line: Line, steps: Sequence[tuple[Line, Sequence[StepUsage]]]) -> _M
         best.peak_bytes or best.max_rss_bytes,
         best.peak_allocated_bytes or line.peak_allocated_bytes or per_node,
         best.peak_node or best.max_rss_node,
-        # A sum of several is not the peak of the largest of them: that is all that is known.
+        # With several tasks the largest one's peak is a lower bound of their sum.
         best.tasks > max(best.nodes, 1) and best.peak_bytes in (None, best.max_rss_bytes),
     )
 
@@ -157,7 +159,7 @@ def _nearness(one: _Memory) -> tuple[float, int]:
 
 
 def memory_per_node(line: Line) -> int | None:
-    """Memory that a run was given on each node, if evenly; None where nothing says."""
+    """Return the memory allocated per node, if evenly distributed; None if unknown."""
     total = tres(line.tres_allocated).get("mem")
     if not total or line.nodes < 1:
         return None
@@ -165,9 +167,9 @@ def memory_per_node(line: Line) -> int | None:
 
 
 def tres(text: str) -> dict[str, int]:
-    """``cpu=4,mem=8G,node=1`` as numbers: memory in bytes, all else as it is counted.
+    """Parse TRES (``cpu=4,mem=8G,node=1``) into numbers: memory in bytes, others as counted.
 
-    What is no number is left out.
+    Malformed amounts are left out.
     """
     found: dict[str, int] = {}
     for part in text.split(","):
@@ -177,7 +179,7 @@ def tres(text: str) -> dict[str, int]:
             continue
         unit = match[2]
         if name == "mem" and not unit:
-            # Slurm counts memory in MiB, and says so wherever it says it with a unit.
+            # Without a unit, Slurm means MiB.
             unit = "M"
         number = int(match[1]) if match[1].isdecimal() else float(match[1])
         found[name] = int(number * _UNITS[unit])
@@ -185,12 +187,12 @@ def tres(text: str) -> dict[str, int]:
 
 
 def task_cpu_s(task: TaskUsage) -> float:
-    """CPU time of a task, in seconds."""
+    """Return the CPU time of a task, in seconds."""
     return (task.user_us + task.system_us) / _US
 
 
 def balance(tasks: Iterable[TaskUsage]) -> Balance | None:
-    """How evenly tasks worked; None for less than two, or where they used nothing."""
+    """Compare the CPU time of tasks; None for fewer than two, or if they used none."""
     known = sorted((task_cpu_s(task), task.task) for task in tasks)
     total = sum(used for used, _ in known)
     if len(known) < 2 or total <= 0:
@@ -208,7 +210,7 @@ def balance(tasks: Iterable[TaskUsage]) -> Balance | None:
 
 
 def spread(values: Iterable[float | None]) -> Spread | None:
-    """Least, quartiles and most of what is known; None where nothing is."""
+    """Return minimum, quartiles and maximum of the known values; None if none is known."""
     known = sorted(value for value in values if value is not None)
     if not known:
         return None
@@ -230,20 +232,20 @@ def spread(values: Iterable[float | None]) -> Spread | None:
 
 
 def outcome(status: int) -> tuple[int, int, bool]:
-    """Exit code, signal, and whether there is a core dump, of a raw wait status."""
-    # By hand, as wait(2) has it: what a node sends may be no status at all.
+    """Return exit code, signal and core dump flag of a raw wait status."""
+    # Decoded here instead of by os.W*: a node may send an invalid status.
     number = status & 0x7F
     if number in (0, 0x7F):
         return status >> 8 & 0xFF, 0, False
     return 0, number, bool(status & 0x80)
 
 
-# Slurm writes 0:53 for a script that it could not begin, since its output did not open.
+# Slurm reports 0:53 for a script that never began because its output could not be opened.
 UNOPENED: Final = 53
 
 
 def signal_name(number: int) -> str:
-    """``SIGKILL`` for 9; ``signal 99`` for what has no name."""
+    """Return the name of a signal: ``SIGKILL`` for 9, ``signal 99`` if it has none."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,8 +1,9 @@
-"""What is remarked on in a run: a closed list, with thresholds from [accounting.notes].
+"""Job notes: remarks on how a run ended and on its efficiency, a closed list.
 
-How a run ended is always remarked on. Efficiency is only where the run was long
-enough to say something, and where the facts are whole: nobody is told to ask for
-less because a node's report was lost.
+:func:`notes_on` applies the thresholds of [accounting.notes]. It always remarks on how a run
+ended; on efficiency only if the run was long enough and its data are complete, so that nobody is
+told to request less because a node's report was lost. :func:`size` and :func:`duration` format
+values for people.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,23 +17,23 @@ from steward.core.records import Line
 _SIZES: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 _EARLY: Final = frozenset({"FAILED", "OUT_OF_MEMORY"})
 _WHOLE: Final = frozenset({"COMPLETED", "TIMEOUT"})
-"""States of runs that had the time to use what they asked for."""
+"""States of runs that had enough time to use what they requested."""
 _BUSY: Final = 0.5
-"""CPUs in use on average, from which a run computed: with fewer it waited or slept."""
+"""Minimum mean number of busy CPUs of a run that computed; below it, it waited or slept."""
 _ONE_CPU: Final = 1.1
-"""CPUs in use on average, up to which a run was serial: beside it the batch script works."""
+"""Maximum mean number of busy CPUs of a serial run; above 1 because the batch script works too."""
 
 
 def notes_on(
     line: Line, efficiency: Efficiency, steps: Sequence[StepPart], settings: NotesSettings
 ) -> tuple[Note, ...]:
-    """The notes on a run, the most important first.
+    """Return the notes on a run, most important first.
 
     Args:
         line: The run's line.
-        efficiency: As reckoned.
+        efficiency: Its efficiency.
         steps: Its steps.
-        settings: The thresholds.
+        settings: Thresholds.
     """
     found = list(_ending(line, efficiency, settings))
     elapsed = efficiency.elapsed_s
@@ -45,6 +46,7 @@ def notes_on(
 
 
 def _ending(line: Line, efficiency: Efficiency, settings: NotesSettings) -> Iterator[Note]:
+    """Yield notes on how a run ended."""
     state, elapsed = line.state, efficiency.elapsed_s
     if state == "OUT_OF_MEMORY":
         words = "It ran out of memory and was killed."
@@ -90,6 +92,7 @@ def _how(line: Line) -> str:
 
 
 def _on_memory(line: Line, efficiency: Efficiency, settings: NotesSettings) -> Iterator[Note]:
+    """Yield notes on memory efficiency."""
     share, used = efficiency.memory, efficiency.memory_used_bytes
     given = efficiency.memory_given_bytes
     if share is None or used is None or given is None or line.state == "OUT_OF_MEMORY":
@@ -110,6 +113,7 @@ def _on_memory(line: Line, efficiency: Efficiency, settings: NotesSettings) -> I
 
 
 def _on_cpus(line: Line, efficiency: Efficiency, settings: NotesSettings) -> Iterator[Note]:
+    """Yield notes on CPU efficiency."""
     share, used, elapsed = efficiency.cpu, efficiency.cpu_used_s, efficiency.elapsed_s
     if share is None or used is None or not elapsed or efficiency.at_least:
         return
@@ -128,6 +132,7 @@ def _on_cpus(line: Line, efficiency: Efficiency, settings: NotesSettings) -> Ite
 
 
 def _on_time(line: Line, efficiency: Efficiency, settings: NotesSettings) -> Iterator[Note]:
+    """Yield notes on the time limit."""
     share, limit, elapsed = efficiency.time, efficiency.limit_s, efficiency.elapsed_s
     if share is None or line.state != "COMPLETED":
         return
@@ -140,6 +145,7 @@ def _on_time(line: Line, efficiency: Efficiency, settings: NotesSettings) -> Ite
 
 
 def _on_balance(steps: Sequence[StepPart], settings: NotesSettings) -> Iterator[Note]:
+    """Yield notes on steps with uneven tasks."""
     for step in steps:
         line, balance = step.line, step.balance
         ran_s = (line.end_us - line.start_us) / 1e6 if line.end_us and line.start_us else 0.0
@@ -157,7 +163,7 @@ def _on_balance(steps: Sequence[StepPart], settings: NotesSettings) -> Iterator[
 
 
 def size(count: float) -> str:
-    """A size for people, in binary units: ``812 bytes``, ``1.2 GiB``."""
+    """Format a size for people, in binary units: ``812 bytes``, ``1.2 GiB``."""
     amount = float(count)
     for unit in _SIZES:
         if amount < 999.5 or unit == _SIZES[-1]:
@@ -167,9 +173,9 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A duration for people: ``3.5 ms``, ``0.35 s``, ``12.3 s``, ``5m 20s``, ``3h 05m``.
+    """Format a duration for people: ``3.5 ms``, ``0.35 s``, ``12.3 s``, ``5m 20s``, ``3h 05m``.
 
-    Whole seconds have no decimals: Slurm counts a run's in these.
+    Whole seconds have no decimals, because Slurm counts a run's time in them.
     """
     if seconds is None:
         return "?"
@@ -191,5 +197,8 @@ def duration(seconds: float | None) -> str:
 
 
 def ran(seconds: float | None) -> str:
-    """How long a run lasted, of which Slurm counts whole seconds: ``less than 1 s``, ``3 s``."""
+    """Format the run time of a job, which Slurm counts in whole seconds.
+
+    ``less than 1 s``, ``3 s``.
+    """
     return "less than 1 s" if seconds == 0 else duration(seconds)

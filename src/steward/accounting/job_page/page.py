@@ -1,7 +1,11 @@
-"""The action behind 'steward job': finds the job, what is known of it, and who may see it.
+"""Job page action (``steward job``): find a job, check permission, and build its page.
 
-Whose job records somebody may see follows the cluster's PrivateData, as sacct's
-rows do; what is as private as a script is left out of the record for others.
+:func:`page` is the action; :class:`Pages` finds the job and reads its runs, steps and launches
+from jobs.db. :func:`run_part`, :func:`step_part` and :func:`array_part` build the parts of the
+reply, with efficiency and notes.
+
+Who may see a job record follows the cluster's PrivateData, as for rows of sacct. Fields as private
+as a script are blanked for others.
 """
 
 import heapq
@@ -54,7 +58,7 @@ from steward.slurm.arrays import count_tasks
 
 _US = 1_000_000
 _Worked = tuple[str, TaskUsage]
-"""A task, and the node that it ran on."""
+"""Node and task that ran there."""
 
 
 def run_part(
@@ -68,17 +72,17 @@ def run_part(
     tasks: int = FEW,
     nodes: int = FEW,
 ) -> RunPart:
-    """A run as its page shows it.
+    """Build a run's part of the page.
 
     Args:
         line: The run's line.
         steps: Each step's line and its launches.
         settings: Thresholds of notes.
-        now_us: The present moment, µs since the epoch.
-        pieces: Of a resized job what it had before.
-        suspended_at: When it was suspended or resumed last.
-        tasks: How many tasks of each step are told at most.
-        nodes: How many nodes likewise.
+        now_us: Present time, µs since the epoch.
+        pieces: Lines of the former sizes of a resized job.
+        suspended_at: When it was last suspended or resumed.
+        tasks: Maximum number of tasks shown per step.
+        nodes: Maximum number of nodes shown per step.
     """
     pieces = tuple(pieces)
     efficiency = rate_efficiency(line, steps, now_us, pieces)
@@ -99,7 +103,7 @@ def run_part(
 def step_part(
     line: Line, launches: Sequence[StepUsage], *, now_us: int, tasks: int = FEW, nodes: int = FEW
 ) -> StepPart:
-    """A step as its page shows it; arguments as of :func:`run_part`."""
+    """Build a step's part of the page; arguments as for :func:`run_part`."""
     worked = [(launch.node, task) for launch in launches for task in launch.tasks]
     outcomes = Counter(job_efficiency.outcome(task.status)[:2] for _, task in worked)
     signals: Counter[int] = Counter()
@@ -125,7 +129,7 @@ def step_part(
 
 
 def _notable(worked: Sequence[_Worked], most: int) -> list[_Worked]:
-    """The tasks to look at first: failed, busiest, largest, idlest; in order of their ids."""
+    """Select the tasks to show: failed, busiest, largest, idlest; ordered by id."""
     if len(worked) <= most:
         return sorted(worked, key=lambda one: one[1].task)
     failed = (one for one in worked if one[1].status)
@@ -139,7 +143,7 @@ def _notable(worked: Sequence[_Worked], most: int) -> list[_Worked]:
 
 
 def _in_turn(lists: Sequence[Sequence[_Worked]], most: int) -> list[_Worked]:
-    """One of each list in turn, nothing twice, until there are enough."""
+    """Take one item from each list in turn, without duplicates, until there are enough."""
     chosen: dict[int, _Worked] = {}
     for place in range(max((len(one) for one in lists), default=0)):
         for one in lists:
@@ -149,7 +153,7 @@ def _in_turn(lists: Sequence[Sequence[_Worked]], most: int) -> list[_Worked]:
 
 
 def _notable_launches(launches: Sequence[StepUsage], most: int) -> list[StepUsage]:
-    """The nodes to look at first: without an end, with the highest peak, the most CPU time."""
+    """Select the nodes to show: without an end, with the highest peak, with the most CPU time."""
     if len(launches) > most:
         launches = heapq.nlargest(
             most,
@@ -164,6 +168,7 @@ def _cpu_s(launch: StepUsage) -> float:
 
 
 def _node(launch: StepUsage) -> NodePart:
+    """Build a node's part of the page."""
     start, end = launch.start, launch.end
     cgroup = None
     if end is not None and end.cgroup_user_us is not None:
@@ -183,6 +188,7 @@ def _node(launch: StepUsage) -> NodePart:
 
 
 def _task(node: str, task: TaskUsage) -> TaskPart:
+    """Build a task's part of the page."""
     code, number, core = job_efficiency.outcome(task.status)
     return TaskPart(
         task=task.task,
@@ -207,7 +213,7 @@ def _task(node: str, task: TaskUsage) -> TaskPart:
 
 
 def moment(us: int) -> datetime:
-    """A time, from µs since the epoch; what lies beyond the calendar becomes the epoch."""
+    """Convert µs since the epoch to a time; the epoch itself if out of range."""
     try:
         return datetime.fromtimestamp(us / _US, UTC)
     except (OverflowError, OSError, ValueError):
@@ -219,6 +225,8 @@ _MOST_WORST: Final = 12
 
 
 class _Member(msgspec.Struct, frozen=True):
+    """Task of an array with its efficiency."""
+
     line: Line
     efficiency: Efficiency
 
@@ -232,15 +240,15 @@ def array_part(
     waiting: str = "",
     waiting_tasks: int = 0,
 ) -> ArrayPart:
-    """The sum of an array.
+    """Build the summary of an array.
 
     Args:
-        job: Its name.
-        lines: The line of the last run of each task that has a record of its own.
+        job: Name of the array.
+        lines: Line of the last run of each task that has a record of its own.
         settings: Thresholds of notes.
-        now_us: The present moment, µs since the epoch.
-        waiting: Which tasks have none yet.
-        waiting_tasks: How many those are.
+        now_us: Present time, µs since the epoch.
+        waiting: Task expression of the tasks without one.
+        waiting_tasks: Number of those tasks.
     """
     members = [_Member(line, rate_efficiency(line, (), now_us)) for line in lines]
     states = Counter(member.line.state or "UNKNOWN" for member in members)
@@ -266,7 +274,7 @@ def array_part(
 
 
 def _worst(ended: Sequence[_Member]) -> tuple[MemberPart, ...]:
-    """The tasks to look at first: those that failed, then the ends of each spread."""
+    """Select the tasks to show: failed ones, then the extremes of each measure."""
     failed = [member for member in ended if member.line.state in _FAILED]
     chosen: dict[str, MemberPart] = {}
     for member in heapq.nsmallest(_MOST_WORST // 2, failed, key=_by_failure):
@@ -284,7 +292,7 @@ def _worst(ended: Sequence[_Member]) -> tuple[MemberPart, ...]:
 
 
 def _add_longest(chosen: dict[str, MemberPart], ended: Sequence[_Member]) -> None:
-    """The two that ran longest, where they ran longer than another did."""
+    """Add the two tasks that ran longest, unless all ran equally long."""
     longest = heapq.nlargest(2, ended, key=lambda one: one.efficiency.elapsed_s or 0.0)
     most = longest[0].efficiency.elapsed_s or 0.0
     least = min(member.efficiency.elapsed_s or 0.0 for member in ended)
@@ -299,6 +307,7 @@ def _by_failure(member: _Member) -> tuple[int, int]:
 
 
 def _failure(line: Line) -> str:
+    """Return in a few words how a task failed."""
     if line.exit_signal == UNOPENED:
         return "output not opened"
     if line.exit_signal:
@@ -309,6 +318,7 @@ def _failure(line: Line) -> str:
 
 
 def _add(chosen: dict[str, MemberPart], member: _Member, why: str) -> None:
+    """Add a task to the summary, or another reason to a task already in it."""
     line, efficiency = member.line, member.efficiency
     if line.label in chosen:
         known = chosen[line.label]
@@ -329,24 +339,24 @@ _PRIVATE: Final = (
     *("submit_line", "command", "work_dir", "stdin", "stdout", "stderr"),
     *("comment", "admin_comment", "system_comment", "extra", "container"),
 )
-"""What is shown only to who may read the job's script."""
+"""Fields shown only to those who may read the job's script."""
 _MOST_PARTS: Final = 100
 
 
 class NoSuchJob(AccountingError, Missing):
-    """No job that the asker may see was called so."""
+    """No job of this name exists, or none that the requester may see."""
 
 
 def page(room: AccountingRoom, asker: Asker, request: PageRequest) -> PageAnswer:
-    """The page of a job; raises as :meth:`Pages.page`."""
+    """Return the page of a job; raises as :meth:`Pages.page`."""
     return Pages(room).page(asker, request)
 
 
 class Pages:
-    """What pages are made from.
+    """Builder of job pages.
 
     Args:
-        room: jobs.db, the settings, and who may see what.
+        room: Gives access to jobs.db, settings and permissions.
     """
 
     def __init__(self, room: AccountingRoom) -> None:
@@ -358,13 +368,13 @@ class Pages:
         self._now_us = micros(self._now)
 
     def page(self, asker: Asker, request: PageRequest) -> PageAnswer:
-        """The page of a job.
+        """Return the page of a job.
 
         Raises:
-            JobNameError: The text names no job.
-            NoSuchJob: There is none, or none that the asker may see.
-            UsageError: Several clusters have such a job, or it is no array and was to be
-                summed up as one.
+            JobNameError: The text is not a job name.
+            NoSuchJob: No such job exists, or none that the requester may see.
+            UsageError: Several clusters have such a job, or a summary of an array was requested
+                for a job that is none.
         """
         notes = self._settings.accounting.notes
         with self._jobs.snapshot():
@@ -397,6 +407,7 @@ class Pages:
         return msgspec.structs.replace(answer, waiting=found)
 
     def _find(self, asker: Asker, request: PageRequest) -> tuple[Job, list[Job]]:
+        """Return the newest visible job of this name, and others with the same id."""
         text, cluster = request.job, request.cluster
         seen = [
             job
@@ -415,6 +426,7 @@ class Pages:
         return seen[0], [job for job in seen[1:] if job.job_id == seen[0].job_id]
 
     def _may_read(self, asker: Asker, job: Job) -> bool:
+        """Return True if the requester may read the job's script and private text."""
         record = job.record
         return self._access.may_read_script(
             asker,
@@ -425,12 +437,14 @@ class Pages:
         )
 
     def _parts(self, job: Job, request: PageRequest) -> tuple[str, ...]:
+        """Return the names of array tasks or het components."""
         record = job.record
         if not (record.array_job_id or record.het_job_id) or not parse(request.job).is_whole:
             return ()
         return tuple(part.label for part in self._jobs.parts_of(job)[:_MOST_PARTS])
 
     def _runs(self, job: Job, request: PageRequest, *, may_read: bool) -> tuple[RunPart, ...]:
+        """Build the parts for all runs of a job."""
         lines = self._jobs.lines_of(job)
         if not may_read:
             lines = [_line_without_private(line) for line in lines]
@@ -466,13 +480,14 @@ class Pages:
         )
 
     def _array(self, job: Job) -> ArrayPart:
+        """Build the summary of the job's array."""
         record = job.record
         if not record.array_job_id:
             raise UsageError(
                 f"job {job.label} is no array: 'steward job {job.label}' shows it", job
             )
         leader = self._jobs.find(str(record.array_job_id), job.cluster)
-        # Of an id that was used again only this array's tasks.
+        # With a reused id, only this array's tasks.
         members = [job, *(one for root in leader[:1] for one in (root, *self._jobs.parts_of(root)))]
         tasks = {one.number: one for one in members if one.record.uid == record.uid}
         waiting = [
@@ -497,6 +512,7 @@ class Pages:
         )
 
     def _waiting(self, asker: Asker, job: Job) -> Waiting | Outlook | None:
+        """Return why the job is pending, its newer state, or None."""
         if job.record.state not in WAITING or not job.verified:
             return None
         cluster = self._settings.cluster.get(job.cluster)
@@ -515,7 +531,7 @@ class Pages:
 
 
 def without_private(record: JobRecord) -> JobRecord:
-    """A record without what is as private as a script."""
+    """Return a record without the fields that are as private as a script."""
     return msgspec.structs.replace(record, **dict.fromkeys(_PRIVATE, ""))
 
 

@@ -1,8 +1,12 @@
-"""Why a job waits, in words: a table of Slurm's reasons.
+"""Pending reasons: explain in words why Slurm does not start a job.
 
-squeue prints one word (``QOSMaxCpuPerUserLimit``). Some two hundred of them say
-which limit was reached, and are made of parts (whose limit, of what kind, on
-what), so they are taken apart here; each of the others has a sentence of its own.
+:func:`explain` translates Slurm's reason; :func:`waiting` adds what is behind it: limits,
+dependencies, the reservation, the expected start. :func:`gone_on` updates a page whose job has
+started meanwhile.
+
+squeue prints one word, such as ``QOSMaxCpuPerUserLimit``. Some two hundred of them name a limit
+and are composed of parts (whose limit, of which kind, on what), so they are parsed; each other one
+has a sentence in :data:`EXPLANATIONS`.
 """
 
 import logging
@@ -121,12 +125,12 @@ _PER: Final = {
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
-    """The limit that a reason names.
+    """Limit of an association or QOS that a reason names.
 
     Attributes:
         whose: ``assoc`` or ``qos``.
-        name: As sacctmgr and ``scontrol show assoc_mgr`` call it: GrpTRES, MaxJobsPU …
-        tres: Of a limit on TRES which one: ``cpu``, ``mem`` …; "" for another.
+        name: Name in sacctmgr and ``scontrol show assoc_mgr``: GrpTRES, MaxJobsPU …
+        tres: The limited TRES: ``cpu``, ``mem`` …; "" for other limits.
     """
 
     whose: str
@@ -135,13 +139,13 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reason(msgspec.Struct, frozen=True, kw_only=True):
-    """A reason, explained.
+    """Pending reason with its explanation.
 
     Attributes:
         code: Slurm's word.
-        words: A sentence.
-        detail: What Slurm adds behind a comma: the nodes that are not available.
-        limit: The limit behind it; None where it is none of an association or QOS.
+        words: Explanation, one sentence; "" for an unknown word.
+        detail: Slurm's addition after a comma, such as the unavailable nodes.
+        limit: The limit behind it; None if it is not a limit of an association or QOS.
     """
 
     code: str
@@ -151,10 +155,10 @@ class Reason(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def explain(text: str) -> Reason:
-    """What a reason means.
+    """Explain a pending reason.
 
     Args:
-        text: As squeue prints it, ``ReqNodeNotAvail, UnavailableNodes:n1`` too.
+        text: Reason as squeue prints it, such as ``ReqNodeNotAvail, UnavailableNodes:n1``.
     """
     code, _, detail = text.partition(",")
     code = code.strip().strip("()")
@@ -164,11 +168,12 @@ def explain(text: str) -> Reason:
     match = _LIMIT.fullmatch(code)
     if match:
         return Reason(code=code, words=_sentence(match), detail=detail, limit=_limit(match))
-    # A plugin or an administrator may write anything here: it is quoted, not explained.
+    # Plugins and administrators may write anything here, so it is quoted, not explained.
     return Reason(code=code, words="", detail=detail)
 
 
 def _sentence(match: re.Match[str]) -> str:
+    """Build the explanation of a limit from the parts of its name."""
     thing, _ = _THINGS[match["thing"].lower()]
     owner, per = _OWNERS[match["whose"]], match["per"] or ""
     if match["minutes"]:
@@ -188,6 +193,7 @@ def _sentence(match: re.Match[str]) -> str:
 
 
 def _limit(match: re.Match[str]) -> Limit:
+    """Build the limit's name, as sacctmgr calls it, from the parts of the reason."""
     whose = "assoc" if match["whose"] == "Assoc" else "qos"
     thing = match["thing"].lower()
     kind, per = match["kind"], match["per"] or ""
@@ -224,23 +230,23 @@ _SETTINGS: Final = {
     "QOSNotAllowed": ("AllowQos", "DenyQos"),
     "MaxMemPerLimit": ("MaxMemPerNode", "MaxMemPerCPU"),
 }
-"""What of its partition is told of a reason that has to do with it."""
+"""Settings of the partition shown with each reason that concerns it."""
 _MOST_BEHIND: Final = 20
 
 StateOf = Callable[[int], str]
-"""The state of another job by its raw id; "" where that is not known, or not for the asker."""
+"""Returns the state of another job by raw id; "" if unknown or not visible to the requester."""
 
 
 def waiting(
     record: JobRecord, pending: Pending | None, state_of: StateOf, *, may_read: bool = True
 ) -> Waiting | Outlook:
-    """Why a job waits; how it stands where Slurm says that it does not wait any more.
+    """Return why a job is pending, or its new state if Slurm says that it no longer is.
 
     Args:
-        record: The latest that is known of it.
-        pending: Asks its cluster's Slurm; None where that cannot be asked.
-        state_of: Tells of jobs that it depends on.
-        may_read: Whether the asker may read the job's comments.
+        record: Latest known record of the job.
+        pending: Client for the cluster's Slurm; None if it cannot be queried.
+        state_of: Returns the states of jobs that it depends on.
+        may_read: Whether the requester may read the job's comments.
     """
     outlook: Outlook | None = None
     trouble = ""
@@ -266,7 +272,7 @@ def waiting(
         try:
             behind += _limits(record, reason, pending)
         except SlurmError as error:
-            # Who may see limits is Slurm's to say; the reason stands without them.
+            # Slurm decides who may see limits; the reason is shown without them.
             log.info("job %d: %s", record.job_id, error)
     return Waiting(
         reason=reason.code,
@@ -281,7 +287,7 @@ def waiting(
 
 
 def _why_held(record: JobRecord, pending: Pending | None) -> str:
-    """What Steward said when it held the job; "" where somebody else did."""
+    """Return the reason Steward gave when it held the job; "" if somebody else held it."""
     if pending is not None:
         try:
             return pending.why_held(record.job_id).rstrip(".")
@@ -291,7 +297,7 @@ def _why_held(record: JobRecord, pending: Pending | None) -> str:
 
 
 def gone_on(answer: PageAnswer, now: Outlook) -> PageAnswer:
-    """The page of a job that waits by the books, and by Slurm's own answer does not any more."""
+    """Update the page of a job that is pending in jobs.db but no longer according to Slurm."""
     start = now.expected_start if now.state == "RUNNING" else None
     record = msgspec.structs.replace(answer.record, state=now.state, reason="")
     runs = answer.runs
@@ -304,6 +310,7 @@ def gone_on(answer: PageAnswer, now: Outlook) -> PageAnswer:
 
 
 def _started(run: RunPart, start: datetime, nodelist: str, now: datetime) -> RunPart:
+    """Return a run's part with the state RUNNING."""
     line = msgspec.structs.replace(
         run.line, state="RUNNING", reason="", start_us=micros(start), nodelist=nodelist
     )
@@ -313,7 +320,7 @@ def _started(run: RunPart, start: datetime, nodelist: str, now: datetime) -> Run
 
 
 def _held_up_by(record: JobRecord, reason: Reason, state_of: StateOf) -> Iterator[str]:
-    """What the job's own record says of its reason."""
+    """Yield what the job's own record tells about its reason."""
     if reason.detail:
         yield reason.detail
     if record.dependency and reason.code in ("Dependency", "DependencyNeverSatisfied"):
@@ -330,6 +337,7 @@ def _held_up_by(record: JobRecord, reason: Reason, state_of: StateOf) -> Iterato
 
 
 def _dependencies(text: str, state_of: StateOf) -> Iterator[str]:
+    """Yield one phrase for each job that a dependency names."""
     if "singleton" in text:
         yield "no other job of its owner with the same name may run beside it"
     for kind, job, standing in _DEPENDENCY.findall(text):
@@ -341,7 +349,7 @@ def _dependencies(text: str, state_of: StateOf) -> Iterator[str]:
 
 
 def _limits(record: JobRecord, reason: Reason, pending: Pending) -> Iterator[str]:
-    """What Slurm says of the limit that is behind a reason."""
+    """Yield what Slurm tells about the limit, partition or reservation behind a reason."""
     if reason.limit is not None:
         limits = pending.limits(
             user=record.user, uid=record.uid, account=record.account, qos=record.qos
@@ -365,7 +373,7 @@ def _limits(record: JobRecord, reason: Reason, pending: Pending) -> Iterator[str
 
 
 def _those_meant(limits: dict[str, str], limit: Limit) -> Iterator[tuple[str, str]]:
-    """The one limit that a reason names, of its TRES alone where it names one."""
+    """Yield the limit that a reason names, restricted to its TRES if it names one."""
     value = limits.get(limit.name)
     if value is None:
         return

@@ -1,9 +1,11 @@
-"""The shapes of what 'steward job' asks and is answered.
+"""Job page request and reply (``steward job``): PageRequest, PageAnswer and their parts.
 
-They go over the socket and are what ``--json`` prints, so they are a promise to
-other people's programs, see docs/job.md: fields are only ever added, with
-defaults. Times are UTC, sizes bytes, durations seconds where the name ends so;
-a ``Line`` has the fields that ``steward sacct --json`` documents.
+The reply holds runs (:class:`RunPart`), steps (:class:`StepPart`), tasks and nodes, efficiency,
+notes, why a job waits, and array summaries.
+
+They travel over the socket and are the output of ``--json``, so they are a stable interface, see
+docs/job.md: fields are only added, with defaults. Times are UTC, sizes bytes, durations seconds
+where the name ends in ``_s``. A ``Line`` has the fields that ``steward sacct --json`` documents.
 """
 
 from datetime import datetime
@@ -15,20 +17,20 @@ from steward.core.actions import Answer, Request, Shape
 from steward.core.records import JobRecord, Line
 
 FEW = 8
-"""Tasks and nodes of a step that are told unless more are asked for."""
+"""Default maximum of tasks and nodes shown per step."""
 MOST_TASKS = 100_000
-"""Tasks of a step that are told at most."""
+"""Upper limit of tasks shown per step."""
 
 
 class PageRequest(Request, frozen=True, kw_only=True):
-    """accounting.job: the page of one job.
+    """Request of accounting.job: the page of one job.
 
     Attributes:
-        job: Its id as Slurm writes it.
-        cluster: Its cluster; "" where only one has such a job.
-        array: Whether to sum up the array that it is, or is a task of.
-        tasks: How many tasks of each step are told, the most notable first.
-        nodes: How many nodes of each step, likewise.
+        job: Job name as Slurm writes it.
+        cluster: Cluster name; "" if only one cluster has such a job.
+        array: Summarize the array that it is, or is a task of.
+        tasks: Maximum number of tasks per step, most notable first.
+        nodes: Maximum number of nodes per step, likewise.
     """
 
     job: str
@@ -39,22 +41,22 @@ class PageRequest(Request, frozen=True, kw_only=True):
 
 
 class Efficiency(Shape, frozen=True, kw_only=True):
-    """How much of what a run was given it used; each share None where it cannot be told.
+    """Efficiency of a run: used over allocated; each share is None if unknown.
 
     Attributes:
         cpu: CPU time used over elapsed time times allocated CPUs.
-        cpu_used_s: User and system time of all tasks; of the cgroups where those had more.
+        cpu_used_s: User and system time of all tasks, or of the cgroups if higher.
         cpu_given_s: Elapsed time times allocated CPUs.
-        memory: The worst node's peak over the memory that was allocated there.
-        memory_used_bytes: That peak.
-        memory_given_bytes: That memory.
-        memory_node: That node.
-        memory_at_least: Whether that peak is the largest process's alone, of several that
-            ran there: the sum of all may have been more.
+        memory: Peak of the worst node over the memory allocated there.
+        memory_used_bytes: The worst node's peak.
+        memory_given_bytes: Memory allocated on the worst node.
+        memory_node: The worst node.
+        memory_at_least: Whether the peak is only the largest of several processes', so the sum may
+            have been higher.
         time: Elapsed time over the time limit.
-        elapsed_s: From start to end, or to now, without the time that it was suspended.
-        limit_s: The time limit.
-        at_least: Whether facts are missing, so that more may have been used.
+        elapsed_s: Seconds from start to end or now, without suspension.
+        limit_s: Time limit in seconds.
+        at_least: Whether reports are missing, so usage may have been higher.
     """
 
     cpu: float | None = None
@@ -87,12 +89,12 @@ NoteKind = Literal[
 
 
 class Note(Shape, frozen=True, kw_only=True):
-    """A remark on a run, of a closed list.
+    """Remark on a run, from a closed list of kinds.
 
     Attributes:
-        kind: Which.
-        words: A sentence or two: what was found, and what to do.
-        step: The step that it is about; "" for the run.
+        kind: Kind of remark.
+        words: A sentence or two: what was found and what to do.
+        step: Step it concerns; "" for the run.
     """
 
     kind: NoteKind
@@ -101,18 +103,18 @@ class Note(Shape, frozen=True, kw_only=True):
 
 
 class TaskPart(Shape, frozen=True, kw_only=True, omit_defaults=True):
-    """A task.
+    """Task of a step.
 
     Attributes:
-        task: Its id within the step.
-        node: Where it ran.
-        exit_code: What it returned; 0 where a signal ended it.
-        signal: The signal that ended it; 0 for none.
-        core: Whether it left a core dump.
-        ended: When it was reaped.
-        cpu_s: User and system time.
-        max_rss_bytes: Its peak; None where it cannot be told from other tasks'.
-        includes_epilog: Whether a TaskEpilog's CPU time is in it.
+        task: Task id within the step.
+        node: Node it ran on.
+        exit_code: Exit code; 0 if a signal ended it.
+        signal: Signal that ended it; 0 for none.
+        core: Whether it dumped core.
+        ended: When the node reaped it.
+        cpu_s: User and system time, in seconds.
+        max_rss_bytes: Peak memory; None if it cannot be separated from other tasks'.
+        includes_epilog: Whether the usage includes a TaskEpilog's CPU time.
     """
 
     task: int
@@ -136,19 +138,19 @@ class TaskPart(Shape, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class NodePart(Shape, frozen=True, kw_only=True, omit_defaults=True):
-    """What a step did on one node.
+    """Usage of a step on one node.
 
     Attributes:
         node: NodeName.
-        cpus: CPUs that it could use there.
-        tasks: Tasks that are known to have ended there.
-        started: When it was launched.
-        ended: When it was over; None where nobody said.
-        cpu_s: User and system time of its tasks.
-        cgroup_cpu_s: Of everything in its cgroup.
-        peak_bytes: Peak of its memory: the cgroup's, or else the largest process's.
-        memory_bytes: Memory that it could use there.
-        lost: Facts that the node could not write.
+        cpus: CPUs available to it there.
+        tasks: Number of tasks known to have ended there.
+        started: Launch time.
+        ended: End time; None if not reported.
+        cpu_s: User and system time of its tasks, in seconds.
+        cgroup_cpu_s: CPU time of its whole cgroup, in seconds.
+        peak_bytes: Peak memory of the cgroup, or else of the largest process.
+        memory_bytes: Memory available to it there.
+        lost: Reports that the node could not write.
     """
 
     node: str
@@ -164,15 +166,15 @@ class NodePart(Shape, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Balance(Shape, frozen=True, kw_only=True):
-    """How evenly the tasks of a step worked.
+    """Balance of CPU time between the tasks of a step.
 
     Attributes:
-        ratio: CPU time of the busiest task over the mean of all.
+        ratio: CPU time of the busiest task over the mean.
         busiest: The task with the most CPU time.
-        busiest_s: How much that was.
-        idlest: The task with the least.
-        idlest_s: How much that was.
-        mean_s: The mean.
+        busiest_s: Its CPU time, in seconds.
+        idlest: The task with the least CPU time.
+        idlest_s: Its CPU time, in seconds.
+        mean_s: Mean CPU time, in seconds.
     """
 
     ratio: float
@@ -184,18 +186,18 @@ class Balance(Shape, frozen=True, kw_only=True):
 
 
 class StepPart(Shape, frozen=True, kw_only=True):
-    """One step of a run.
+    """Step of a run.
 
     Attributes:
-        line: What sacct shows of it.
-        cpu: Its CPU efficiency, as of a run; None where it cannot be told.
-        signals: How many tasks each signal ended.
-        codes: How many tasks returned each exit code, where any returned another than 0.
-        balance: Between its tasks; None for less than two, or where nothing was used.
+        line: Its accounting line, as sacct shows it.
+        cpu: CPU efficiency; None if unknown.
+        signals: Number of tasks ended by each signal.
+        codes: Number of tasks by exit code, if any is not 0.
+        balance: Balance between its tasks; None for fewer than two, or without usage.
         tasks: The most notable tasks.
         nodes: The most notable nodes.
-        all_tasks: How many tasks are known.
-        all_nodes: How many nodes are known.
+        all_tasks: Number of known tasks.
+        all_nodes: Number of known nodes.
     """
 
     line: Line
@@ -210,15 +212,15 @@ class StepPart(Shape, frozen=True, kw_only=True):
 
 
 class RunPart(Shape, frozen=True, kw_only=True):
-    """One run of a job.
+    """Run of a job.
 
     Attributes:
-        line: What sacct shows of it.
-        suspended_at: When it was suspended or resumed last.
-        pieces: Of a resized job what it had before, oldest first.
+        line: Its accounting line, as sacct shows it.
+        suspended_at: When it was last suspended or resumed.
+        pieces: Lines of the former sizes of a resized job, oldest first.
         steps: Its steps, in Slurm's order.
-        efficiency: How much of what it was given it used.
-        notes: What is to be remarked on.
+        efficiency: Used over allocated resources.
+        notes: Remarks on the run.
     """
 
     line: Line
@@ -230,17 +232,17 @@ class RunPart(Shape, frozen=True, kw_only=True):
 
 
 class Waiting(Shape, frozen=True, kw_only=True):
-    """Why a job waits.
+    """Reason why a job is pending.
 
     Attributes:
         reason: Slurm's word.
-        words: The same as a sentence; "" for a word that is not Slurm's own.
-        behind: What is behind it: the limit, the jobs that it waits for, the reservation.
-        expected_start: When Slurm expects to start it; None where it does not say.
-        expected_nodes: Where.
-        priority: Its priority; None where it is not known.
-        asked: Whether Slurm was asked just now; else this is what was seen last.
-        trouble: Why Slurm could not be asked; "" where it could.
+        words: Its explanation as a sentence; "" for a word that is not Slurm's own.
+        behind: Details: the limit, the jobs it depends on, the reservation.
+        expected_start: Start that Slurm expects; None if not given.
+        expected_nodes: Nodes that Slurm expects.
+        priority: Its priority; None if unknown.
+        asked: Whether Slurm was queried just now; otherwise this is the last known state.
+        trouble: Why Slurm could not be queried; "" if it was.
     """
 
     reason: str
@@ -254,7 +256,7 @@ class Waiting(Shape, frozen=True, kw_only=True):
 
 
 class Spread(Shape, frozen=True, kw_only=True):
-    """How a figure is spread over the tasks of an array."""
+    """Distribution of a value over the tasks of an array: quartiles, minimum and maximum."""
 
     least: float
     quarter: float
@@ -265,11 +267,11 @@ class Spread(Shape, frozen=True, kw_only=True):
 
 
 class MemberPart(Shape, frozen=True, kw_only=True):
-    """A task of an array, as its summary names it.
+    """Task of an array, in the array's summary.
 
     Attributes:
-        job: Its name: 123_7.
-        why: Why it is named.
+        job: Job name: 123_7.
+        why: Why the summary lists it.
     """
 
     job: str
@@ -283,20 +285,20 @@ class MemberPart(Shape, frozen=True, kw_only=True):
 
 
 class ArrayPart(Shape, frozen=True, kw_only=True):
-    """An array, summed up.
+    """Summary of an array.
 
     Attributes:
-        job: Its name.
-        states: How many tasks are in each state.
-        waiting: Which tasks have no record of their own yet: "4-9".
-        tasks: How many tasks have a record of their own.
-        cpu: Spread of the CPU efficiency of tasks that have ended; None for none.
-        memory: Of the memory efficiency.
-        time: Of elapsed time over the limit.
-        elapsed_s: Of elapsed time.
-        cpu_used_s: CPU time of all tasks.
-        notes: How many tasks each kind of note is about.
-        worst: The tasks to look at first.
+        job: Name of the array.
+        states: Number of tasks by state.
+        waiting: Expression of tasks without a record of their own: "4-9".
+        tasks: Number of tasks with a record of their own.
+        cpu: Distribution of the CPU efficiency of ended tasks; None if none ended.
+        memory: Distribution of the memory efficiency.
+        time: Distribution of elapsed time over the limit.
+        elapsed_s: Distribution of elapsed time, in seconds.
+        cpu_used_s: CPU time of all tasks, in seconds.
+        notes: Number of tasks by kind of note.
+        worst: Tasks to look at first.
     """
 
     job: str
@@ -313,29 +315,28 @@ class ArrayPart(Shape, frozen=True, kw_only=True):
 
 
 class PageAnswer(Answer, frozen=True, kw_only=True):
-    """The page of a job.
+    """Reply of accounting.job: the page of a job.
 
     Attributes:
-        job: Its name as Slurm prints it.
-        cluster: Its cluster.
-        job_id: Its raw id.
+        job: Job name as Slurm prints it.
+        cluster: Cluster name.
+        job_id: Raw job id.
         verified: Whether Slurm has shown it.
-        record: What Slurm shows of its last run. Texts that are as private as scripts
-            (submit line, comments, paths) are "" for who may not read them.
-        runs: Its runs, first to last; of an array that is summed up none.
-        waiting: Why it waits; None where it does not.
-        ahead: Whether Slurm, asked why it waits, said that it does not any more: its state
-            is what Slurm said, and the books are yet to be told.
-        array: The sum of an array, where that was asked for.
-        parts: Names of an array's tasks or a het job's components, where it was named as a
-            whole and has such; at most a hundred.
-        others: First submit times of other jobs that Slurm gave the same id.
-        now: When this was found out.
-        zone: IANA name of the cluster's zone; "" for the system's.
-        hears_nodes: Whether compute nodes report here at all.
-        cpu_low: The share of [accounting.notes] below which CPU efficiency is remarked on.
-        memory_low: Likewise of memory.
-        memory_high: And above which.
+        record: Record of the last run. Fields as private as scripts (submit line, comments, paths)
+            are "" without permission to read them.
+        runs: Runs, first to last; empty for an array's summary.
+        waiting: Why it is pending; None if it is not.
+        ahead: Whether Slurm just reported a newer state than jobs.db has; the reply shows Slurm's.
+        array: Summary of the array, if requested.
+        parts: Names of an array's tasks or a het job's components that have records, if the whole
+            was named; at most a hundred.
+        others: First submit times of other jobs with the same id.
+        now: Time of the reply.
+        zone: IANA time zone of the cluster; "" for the system's.
+        hears_nodes: Whether compute nodes are configured to report.
+        cpu_low: Threshold of [accounting.notes] below which CPU efficiency gets a note.
+        memory_low: Threshold below which memory efficiency gets a note.
+        memory_high: Threshold above which memory efficiency gets a note.
     """
 
     job: str

@@ -1,4 +1,8 @@
-"""What a job's page says in words, wherever it is shown: how it ended, its times, what it used."""
+"""Job page wording: phrases for state, end, times and usage, shared by terminal and web.
+
+Each function takes parts of a :class:`PageAnswer` and returns text. :func:`spans` splits a run's
+time into held, waited, ran and suspended.
+"""
 
 from collections.abc import Iterator
 from typing import Final, Literal
@@ -15,11 +19,11 @@ SpanKind = Literal["held", "waited", "ran", "suspended"]
 
 
 class Span(msgspec.Struct, frozen=True):
-    """A part of a run's time.
+    """Part of a run's time.
 
     Attributes:
         kind: What it was: not eligible yet, waiting, running, suspended.
-        seconds: How long it lasted.
+        seconds: Duration in seconds.
         words: The same in words: ``waited 5 s``.
     """
 
@@ -29,12 +33,12 @@ class Span(msgspec.Struct, frozen=True):
 
 
 def state_word(answer: PageAnswer) -> str:
-    """The state of a job."""
+    """Return the state of a job in one word."""
     return answer.record.state or ("unverified" if not answer.verified else "unknown")
 
 
 def end_words(answer: PageAnswer) -> str:
-    """How it ended, to be put behind its state; of one that never began why not."""
+    """Return how a job ended, to follow its state, or why it never started."""
     record = answer.record
     line = answer.runs[-1].line if answer.runs else None
     if line is not None and line.end_us and not line.start_us and not line.nodelist:
@@ -50,18 +54,18 @@ def end_words(answer: PageAnswer) -> str:
 
 
 def exit_word(code: int | None, number: int | None) -> str:
-    """How a run or step ended, short: an exit code, or a signal's name."""
+    """Return how a run or step ended: exit code or signal name."""
     if number:
         return signal_name(number)
     return "" if code is None else str(code)
 
 
 def spans(run: RunPart, now_us: int) -> list[Span]:
-    """Submit, eligible, start, suspended, end as spans of time.
+    """Split a run's time, from submit to end, into spans.
 
     Args:
         run: The run.
-        now_us: The present moment, µs since the epoch, for a run that has not ended.
+        now_us: Present time, µs since the epoch, for a run that has not ended.
     """
     line = run.line
     began = min((piece.start_us for piece in run.pieces if piece.start_us), default=line.start_us)
@@ -91,7 +95,7 @@ def spans(run: RunPart, now_us: int) -> list[Span]:
 
 
 def _around_suspension(run: RunPart, end_us: int, ran_s: float) -> tuple[float, float]:
-    """How long it ran before its last suspension, and after; all before where nobody knows."""
+    """Return the running time before and after the last suspension; all before if unknown."""
     suspended = run.line.suspended_s
     if not suspended or run.suspended_at is None:
         return ran_s, 0.0
@@ -101,19 +105,19 @@ def _around_suspension(run: RunPart, end_us: int, ran_s: float) -> tuple[float, 
 
 
 def cpu_words(used: Efficiency, *, is_over: bool) -> str:
-    """What CPU time a run used."""
+    """Format the CPU time a run used."""
     if used.cpu_used_s is None:
         return "not known"
     if not is_over:
         return f"{duration(used.cpu_used_s)} so far"
     if used.cpu is None or used.cpu_given_s is None:
-        # It lasted less than a second, as Slurm counts: nothing to have a share of.
+        # Slurm counts it as shorter than a second, so there is no total to compare with.
         return duration(used.cpu_used_s)
     return f"{duration(used.cpu_used_s)} of {duration(used.cpu_given_s)}"
 
 
 def memory_words(used: Efficiency) -> str:
-    """What memory a run used where it used the most."""
+    """Format the peak memory of a run and where it occurred."""
     if used.memory_used_bytes is None:
         return "not known"
     given = f" of {size(used.memory_given_bytes)}" if used.memory_given_bytes else ""
@@ -124,19 +128,19 @@ def memory_words(used: Efficiency) -> str:
 
 
 def time_words(used: Efficiency) -> str:
-    """How long a run took of what it might."""
+    """Format the elapsed time of a run and its limit."""
     limit = f" of {duration(used.limit_s)}" if used.limit_s else ", no limit was set"
     return f"{ran(used.elapsed_s)}{limit}"
 
 
 def share_word(share: float | None) -> str:
-    """A share as a percentage: ``?`` where it is not known, ``<1%`` where it is not nothing."""
+    """Format a share as a percentage: ``?`` if unknown, ``<1%`` if small but not zero."""
     percent = "?" if share is None else f"{share:.0%}"
     return "<1%" if share and percent == "0%" else percent
 
 
 def ends_of_tasks(step: StepPart) -> Iterator[str]:
-    """How the tasks of a step ended, and how evenly they worked, in sentences."""
+    """Yield sentences on how the tasks of a step ended and how evenly they worked."""
     if step.signals:
         told = ", ".join(
             f"{signal_name(one)} ended {_tasks(count)}" for one, count in step.signals.items()

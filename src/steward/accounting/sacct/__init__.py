@@ -1,1 +1,1 @@
-"""``steward sacct``: lines of accounting, chosen and printed as Slurm's sacct does."""
+"""Steward's sacct: select and print accounting lines as Slurm's sacct does."""

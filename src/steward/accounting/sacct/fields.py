@@ -1,10 +1,13 @@
-"""The fields that sacct can print: names, widths, and how each is made of a line.
+"""sacct fields: names, widths, and a compiled printer that formats lines.
 
-How is written as a Python expression in which ``{column}`` stands for a column
-of the line. The expressions of a format are compiled into one function (see
-``printing``): 400,000 lines are printed a second that way, a third of that by
-one call a field. Names, widths and order are those of sacct(1), for scripts
-rely on them; what Steward alone knows comes behind.
+:data:`SLURMS`, :data:`FORMER` and :data:`OURS` list the fields. :func:`chosen` parses a
+``--format``; :func:`printer` compiles it into two functions, for runs and for steps;
+:func:`header` makes the heading.
+
+A field's value is a Python expression in which ``{column}`` stands for a column of the line.
+Compiling all expressions of a format into one function prints 400,000 lines a second; one call per
+field reaches a third of that. Names, widths and order are those of sacct(1), because scripts rely
+on them; Steward's own fields come last.
 """
 
 import re
@@ -25,17 +28,17 @@ Kind = Literal["text", "whole", "date"]
 
 
 class Field(msgspec.Struct, frozen=True):
-    """A field.
+    """Field that sacct can print.
 
     Attributes:
-        name: As its heading has it.
-        width: Letters in a table; a negative one puts the text to the left.
-        kind: ``text`` is cut where it is too long, with ``+`` at the end; ``date`` is cut;
-            what is ``whole`` (numbers, spans) is never cut.
-        run: The expression for the line of a run; "" for nothing.
-        step: The same for a step's.
-        few: Whether so few values occur that what is made of them is better kept than made
-            again: states, accounts, partitions.
+        name: Name, as in the heading.
+        width: Width in a table; negative for left alignment.
+        kind: ``text`` is cut if too long, ending in ``+``; ``date`` is cut; ``whole`` (numbers,
+            durations) is never cut.
+        run: Expression for a run's line; "" prints nothing.
+        step: Expression for a step's line.
+        few: Whether so few different values occur that formatted ones are cached: states,
+            accounts, partitions.
     """
 
     name: str
@@ -47,19 +50,25 @@ class Field(msgspec.Struct, frozen=True):
 
 
 def _both(name: str, width: int, how: str, kind: Kind = "text", *, few: bool = False) -> Field:
+    """Return a field with the same expression for runs and steps."""
     return Field(name, width, kind, how, how, few)
 
 
 def _run(name: str, width: int, how: str = "", kind: Kind = "text", *, few: bool = False) -> Field:
+    """Return a field that only runs have."""
     return Field(name, width, kind, how, "", few)
 
 
 def _step(name: str, width: int, how: str = "", kind: Kind = "text") -> Field:
+    """Return a field that only steps have."""
     return Field(name, width, kind, "", how)
 
 
 def _maximum(what: str, column: str, widths: tuple[int, int, int], how: str) -> tuple[Field, ...]:
-    """A maximum over tasks, with its node and its task; ``how`` writes the maximum itself."""
+    """Return the fields of a maximum over tasks, with its node and task.
+
+    ``how`` formats the value.
+    """
     size, node, task = widths
     return (
         _step(f"Max{what}", size, how),
@@ -69,7 +78,7 @@ def _maximum(what: str, column: str, widths: tuple[int, int, int], how: str) -> 
 
 
 def _path_expression(column: str) -> str:
-    """The expression of a path whose patterns may be replaced by the job's values."""
+    """Return the expression of a path in which patterns may be expanded."""
     return (
         f"path({{{column}}}, {{job_id}}, {{array_job_id}}, {{array_task}}, {{name}}, {{user}}, "
         "{nodelist})"
@@ -77,12 +86,12 @@ def _path_expression(column: str) -> str:
 
 
 def _summed(name: str, how: str) -> Field:
-    """CPU time: a run's is the sum of its steps, which is nothing where there are none."""
+    """Return a field of CPU time; a run's is the sum of its steps, 0 without steps."""
     return Field(name, 10, "text", f"cpu_time({how} or 0)", f"cpu_time({how})")
 
 
 _ELAPSED: Final = "elapsed({start_us}, {end_us}, {suspended_s})"
-# What has no nodes has not been allocated anything (yet).
+# Without nodes, nothing is allocated (yet).
 _CPUS: Final = "({cpus} if {nodelist} else 0)"
 _PLANNED: Final = "planned({eligible_us}, {start_us}, {end_us})"
 _STEP: Final = "({step} if {step}.isalnum() else text({step}))"
@@ -132,7 +141,7 @@ SLURMS: Final = (
         "JobID",
         -12,
         "text",
-        # What is made of letters and digits alone can be printed as it is.
+        # Letters and digits alone need no escaping.
         "({label} if {label}.isalnum() else label({label}))",
         f"({{label}} if {{label}}.isalnum() else label({{label}})) + '.' + {_STEP}",
     ),
@@ -180,7 +189,7 @@ SLURMS: Final = (
     _run("Restarts", 8, "{restarts}", "whole"),
     _run("SegmentSize", 11),
     _both("SLUID", 14, "text({sluid})", "whole"),
-    # As Slurm has it of what was over before it began.
+    # As Slurm does for a job that ended before it started.
     Field(
         "Start",
         19,
@@ -242,15 +251,18 @@ SLURMS: Final = (
     _run("WCKeyID", 10),
     _run("WorkDir", 20, "text({work_dir})"),
 )
-"""The fields of Slurm 22.05 to 26.05. Those without an expression are Slurm's own
-secrets (numbers of its database) or what nobody measures here; they print nothing."""
+"""Fields of Slurm 22.05 to 26.05.
+
+Those without an expression print nothing: internal numbers of slurmdbd, or values that Steward
+does not measure.
+"""
 
 FORMER: Final = (
     _run("Reserved", 10, f"clock({_PLANNED})", "whole"),
     _run("ResvCPU", 10, f"clock({_PLANNED} * {{requested_cpus}})", "whole"),
     _run("ResvCPURAW", 10, f"{_PLANNED} * {{requested_cpus}}", "whole"),
 )
-"""Names that Slurm has given up, for scripts that still ask for them."""
+"""Field names that Slurm removed, for scripts that still use them."""
 
 OURS: Final = (
     _both("CgroupSystemCPU", 15, "cpu_time({cgroup_system_us})"),
@@ -261,7 +273,7 @@ OURS: Final = (
     _both("PeakMemNode", 12, "text({peak_node})"),
     _both("Source", 10, "text({source})", few=True),
 )
-"""What Steward knows beside: asked for by name, never part of ALL."""
+"""Fields that only Steward has: printed if named, never part of ALL."""
 
 DEFAULT: Final = "jobid,jobname,partition,account,alloccpus,state,exitcode"
 BRIEF: Final = "jobid,state,exitcode"
@@ -278,22 +290,22 @@ LONG: Final = (
 COMPLETION: Final = "jobidraw,uid,jobname,partition,nnodes,nodelist,state,end"
 COMPLETION_BRIEF: Final = "jobidraw,uid,state"
 COMPLETION_LONG: Final = "jobidraw,uid,jobname,partition,nnodes,nodelist,state,start,end,timelimit"
-"""What is printed where no format is given: plain, with --brief, --long, --completion."""
+"""Default formats: without options, with --brief, --long and --completion."""
 
 WIDEST: Final = 10_000
 _MOST_FIELDS: Final = 1000
 _WIDEST_LINE: Final = 100_000
-"""Of all fields of a line together."""
+"""Maximum width of all fields together, in characters."""
 
 
 def chosen(text: str) -> tuple[Field, ...]:
-    """The fields that a format names, with their widths.
+    """Return the fields of a format, with their widths.
 
-    A name may be cut short, as in Slurm: the first field that begins so is meant.
-    A width that is given to a field counts wherever the field stands.
+    A name may be abbreviated, as in Slurm: the first field that begins so is used. A width applies
+    to every occurrence of its field.
 
     Raises:
-        AccountingUsage: A field or a width is none.
+        AccountingUsage: A field or width is invalid.
     """
     fields: list[Field] = []
     widths: dict[str, int] = {}
@@ -319,6 +331,7 @@ def chosen(text: str) -> tuple[Field, ...]:
 
 
 def _named(name: str) -> tuple[Field, ...]:
+    """Return the fields that a name, perhaps abbreviated, stands for."""
     wanted = name.lower()
     if "all".startswith(wanted):
         return SLURMS
@@ -331,6 +344,7 @@ def _named(name: str) -> tuple[Field, ...]:
 
 
 def _width(text: str, item: str) -> int:
+    """Parse the width of a field."""
     digits = text.removeprefix("-")
     if not digits.isdecimal() or len(digits) > 5 or int(digits) > WIDEST:
         raise AccountingUsage(f"{item!r}: a width is a number up to {WIDEST}, as in jobid%20", item)
@@ -340,18 +354,18 @@ def _width(text: str, item: str) -> int:
 _COLUMN: Final = re.compile(r"\{([a-z_]+)\}")
 _MOST_KNOWN: Final = 20_000
 _MOST_LETTERS: Final = 64
-"""Of the expression of an array's tasks, as SLURM_BITSTR_LEN has it by default."""
+"""Maximum length of a task expression, as SLURM_BITSTR_LEN defaults to."""
 
 Row = Sequence[Any]
 
 
 class Printer(msgspec.Struct, frozen=True, kw_only=True):
-    """What prints lines.
+    """Compiled printer of lines.
 
     Attributes:
-        columns: The columns of a line that are needed, in their order.
-        run: Makes the text of a run's row, with its newline.
-        step: The same for a step's.
+        columns: The columns it needs, in order.
+        run: Formats a run's row, including the newline.
+        step: Formats a step's row.
     """
 
     columns: tuple[str, ...]
@@ -362,20 +376,20 @@ class Printer(msgspec.Struct, frozen=True, kw_only=True):
 def printer(
     fields: Sequence[Field], request: SacctRequest, clock: Clock, now: datetime, offset: int
 ) -> Printer:
-    """Compile a format.
+    """Compile a format into a printer.
 
     Args:
-        fields: What to print.
-        request: How: style, delimiter, units.
-        clock: Writes times.
-        now: The present moment: what runs has run until now.
-        offset: How many values of a row stand before the columns; the second is the cluster.
+        fields: Fields to print.
+        request: Style, delimiter and units.
+        clock: Formats times.
+        now: Present time: the end of runs that have not ended.
+        offset: Number of values in a row before the columns; the second is the cluster.
     """
     names = {name for field in fields for how in (field.run, field.step) for name in _in(how)}
     columns = tuple(sorted(names))
     places = {name: f"r[{offset + number}]" for number, name in enumerate(columns)}
     namespace = _namespace(request, clock, now)
-    # Of one zone there is one function; to look it up for each line would cost as much again.
+    # With one time zone there is one function; looking it up per line would double the cost.
     date = "date" if len(clock) == 1 else "dates[r[1]]"
 
     def compiled(which: Callable[[Field], str]) -> Callable[[Row], str]:
@@ -396,15 +410,16 @@ def printer(
 
 
 def _function(names: str, code: str, namespace: dict[str, Any]) -> Callable[..., str]:
+    """Compile an expression into a function."""
     function: Callable[..., str] = eval(f"lambda {names}: {code}", namespace)  # noqa: S307 -- our own expressions
     return function
 
 
 class _Known(dict[Any, str]):
-    """What was made of values; a few at a time, for they may be anybody's.
+    """Cache of formatted values, of limited size because users choose the values.
 
     Args:
-        make: Makes it of a value, or of a tuple of them.
+        make: Formats a value, or a tuple of values.
     """
 
     def __init__(self, make: Callable[[Any], str]) -> None:
@@ -425,7 +440,7 @@ def _kept(
     places: dict[str, str],
     namespace: dict[str, Any],
 ) -> str:
-    """The expression that looks up what was made of a field's values before."""
+    """Return an expression that looks up the formatted value of a field in a cache."""
     names = list(dict.fromkeys(_in(how)))
     own = {name: f"k[{number}]" if names[1:] else "k" for number, name in enumerate(names)}
     make = _function("k", _placed(_cell(field, how, request), own, "date", field.kind), namespace)
@@ -435,11 +450,12 @@ def _kept(
 
 
 def _in(how: str) -> list[str]:
+    """Return the columns in an expression."""
     return _COLUMN.findall(how)
 
 
 def _cell(field: Field, how: str, request: SacctRequest) -> str:
-    """The expression of a field's value, cut where it is too wide for a table."""
+    """Return the expression of a field's value, cut if too wide for a table."""
     if not how:
         return "''"
     width = abs(field.width)
@@ -449,13 +465,14 @@ def _cell(field: Field, how: str, request: SacctRequest) -> str:
 
 
 def _placed(code: str, places: dict[str, str], date: str, kind: str) -> str:
-    """An expression with each column's place in the row."""
+    """Replace each column in an expression by its place in the row."""
     if kind == "date":
         code = code.replace("date(", f"{date}(")
     return _COLUMN.sub(lambda match: places[match[1]], code)
 
 
 def _template(fields: Sequence[Field], request: SacctRequest) -> str:
+    """Return the format string of a line."""
     if request.style == "table":
         return "".join(f"{_spec(field)} " for field in fields) + "\n"
     between = request.delimiter.replace("%", "%%")
@@ -464,6 +481,7 @@ def _template(fields: Sequence[Field], request: SacctRequest) -> str:
 
 
 def _spec(field: Field) -> str:
+    """Return the format specification of a table cell."""
     width = abs(field.width)
     side = "-" if field.width < 0 else ""
     cut = f".{width}" if field.kind == "date" else ""
@@ -471,7 +489,7 @@ def _spec(field: Field) -> str:
 
 
 def header(fields: Sequence[Field], request: SacctRequest) -> str:
-    """The heading, with its newlines."""
+    """Return the heading, with its newlines."""
     if request.style != "table":
         names = request.delimiter.join(field.name for field in fields)
         return names + (request.delimiter if request.style == "parsable" else "") + "\n"
@@ -484,7 +502,7 @@ def header(fields: Sequence[Field], request: SacctRequest) -> str:
 
 
 def _namespace(request: SacctRequest, clock: Clock, now: datetime) -> dict[str, Any]:
-    """What the expressions may call, and nothing else."""
+    """Return the functions that expressions may call, and nothing else."""
     now_s = int(now.timestamp())
     units = request.units or ("=" if request.noconvert else "")
 
@@ -560,6 +578,7 @@ def _total(user_us: int | None, system_us: int | None) -> int | None:
 
 
 def _label(label: str) -> str:
+    """Format a job name; cut a long task expression as Slurm does."""
     label = safe(label)
     if label.endswith("]") and len(label) > _MOST_LETTERS:
         head, _, tasks = label.partition("[")
@@ -580,7 +599,7 @@ def _uid(uid: int | None, user: str | None) -> str:  # noqa: ARG001 -- as the ot
 
 @lru_cache(maxsize=4096)
 def _local_uid(uid: int | None, user: str | None) -> str:
-    """The uid that a user's name resolves to on this host."""
+    """Return the uid that a user name resolves to on this host."""
     import pwd
 
     try:

@@ -1,8 +1,8 @@
-"""The command line of sacct, as people and scripts type it.
+"""sacct command line: parse options and environment into a request, and the help text.
 
-Short options may be bundled (``-Xnp``), long ones cut short, lists hold commas
-and may be given again, and what the environment says counts where the command
-line is silent: all as with Slurm's own.
+:func:`options` returns :class:`Options`. As with Slurm's sacct, short options may be bundled
+(``-Xnp``), long ones abbreviated, lists are comma-separated and may be repeated, and environment
+variables apply where the command line says nothing.
 """
 
 import getopt
@@ -93,13 +93,13 @@ _LONG: Final[dict[str, str]] = {
     "whole-hetjob": "whole-hetjob",
     "yaml": "yaml",
 }
-"""The long options; those that take a value end in ``=``."""
+"""Long options; those with a value end in ``=``."""
 
 _MAYBE: Final = re.compile(r"--(whole-hetjob|json|yaml)=(.*)", re.DOTALL)
-"""Long options whose value may be left out, and then stands behind a ``=`` alone."""
+"""Long options whose optional value follows ``=``."""
 
 _COMMAS: Final = re.compile(r",(?![^\[]*\])")
-"""A comma that is not one of array tasks' or nodes' in brackets."""
+"""Comma outside brackets, which array tasks and node lists use."""
 
 _LISTS: Final = {
     "A": "accounts",
@@ -158,19 +158,19 @@ Told = Literal["", "usage", "version", "fields", "help", "states", "reasons", "c
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """What a command line of sacct asks for.
+    """Parsed command line of sacct.
 
     Attributes:
-        request: Which lines, and how they are formatted.
-        output: What comes out.
-        tell: What is to be told instead of any line.
-        prefix: Beginning of the options to list, without dashes, where completions are told.
-        header: Whether a heading is printed.
-        file: A job log to read; "" for what the Steward here knows.
-        parquet: The file to write, where the output is that.
-        verbose: How much is said of what is done.
-        config: A configuration file to ask by.
-        socket: A daemon's socket to ask at.
+        request: Which lines to print, and in which format.
+        output: Kind of output.
+        tell: Information to print instead of lines; "" for none.
+        prefix: Prefix of the options to complete, without dashes.
+        header: Print a heading.
+        file: Job log to read; "" for Steward's own data.
+        parquet: Output file, if the output is Parquet.
+        verbose: Verbosity.
+        config: Path of the configuration file.
+        socket: Path of the daemon's socket.
     """
 
     request: SacctRequest
@@ -186,15 +186,15 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def options(words: Sequence[str], environment: Mapping[str, str], zone: str = "") -> Options:
-    """Read a command line.
+    """Parse a command line.
 
     Args:
-        words: Without the command's name.
-        environment: The environment's variables.
-        zone: IANA zone in which times are typed; "" for the cluster's.
+        words: Arguments, without the command's name.
+        environment: Environment variables.
+        zone: IANA zone of typed times; "" for the cluster's.
 
     Raises:
-        AccountingUsage: It cannot be understood.
+        AccountingUsage: The command line is invalid.
     """
     found = _Found()
     for name, value in _parsed(words):
@@ -219,7 +219,7 @@ def options(words: Sequence[str], environment: Mapping[str, str], zone: str = ""
 
 
 def _parsed(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Options by their short or own names, with their values."""
+    """Return the given options by short name, with their values."""
     given: list[tuple[str, str]] = []
     plain = []
     for word in words:
@@ -245,7 +245,7 @@ def _parsed(words: Sequence[str]) -> list[tuple[str, str]]:
 
 
 class _Found:
-    """What options have said so far."""
+    """Collector of parsed options."""
 
     def __init__(self) -> None:
         self.request: dict[str, Any] = {}
@@ -254,7 +254,7 @@ class _Found:
         self._switched: set[str] = set()
 
     def take(self, name: str, value: str) -> None:
-        """Heed one option."""
+        """Apply one option."""
         if name in _LISTS:
             self._add(name, value)
         elif name in _WORDS:
@@ -275,6 +275,7 @@ class _Found:
             self._take_other(name, value)
 
     def _take_other(self, name: str, value: str) -> None:
+        """Apply an option that is in no table."""
         if name == "o":
             self._formats.append(value)
         elif name == "n":
@@ -294,6 +295,7 @@ class _Found:
                 self.request["allocations"] = True
 
     def _add(self, name: str, value: str) -> None:
+        """Add the words of a list option."""
         words = tuple(word.strip() for word in _COMMAS.split(value) if word.strip())
         if not words:
             raise AccountingUsage(
@@ -306,7 +308,7 @@ class _Found:
         self.request[key] = (*self.request.get(key, ()), *words)
 
     def format(self, exported: str) -> str:
-        """The fields to print, by options, or else by the environment, or else as always."""
+        """Return the fields to print: from options, else from the environment, else the default."""
         asked = list(self._formats)
         completion = "c" in self._switched
         if "b" in self._switched:
@@ -319,6 +321,7 @@ class _Found:
 
 
 def _worded(name: str, value: str) -> str:
+    """Check and normalize the value of an option."""
     if name == "whole-hetjob":
         chosen = {"": "yes", "y": "yes", "yes": "yes", "n": "no", "no": "no"}.get(value.lower())
         if chosen is None:
@@ -336,13 +339,13 @@ def _worded(name: str, value: str) -> str:
 
 
 def _said(error: msgspec.ValidationError) -> str:
-    """What is wrong with a value, without the program's own words for it."""
+    """Return a validation error in words for users."""
     text, _, where = str(error).partition(" - at ")
     return f"{where.strip('`$.') or 'an option'}: {text[:1].lower()}{text[1:]}"
 
 
 def completions(prefix: str) -> str:
-    """Return the long options that begin with a prefix, one a line, with ``=`` before a value."""
+    """Return the long options with a prefix, one per line, with ``=`` if they take a value."""
     names = sorted(name for name in _LONG if name.startswith(prefix))
     return "".join(f"--{name}\n" for name in names)
 
@@ -425,17 +428,17 @@ SACCT_FORMAT, SACCT_FEDERATION, SACCT_LOCAL, SLURM_TIME_FORMAT and TZ are heeded
 
 
 def field_list() -> str:
-    """The fields that there are, four a line, Slurm's first."""
+    """Return the field names, four per line, Slurm's first."""
     return _columns([field.name for field in (*SLURMS, *OURS)], 4, 19)
 
 
 def state_list() -> str:
-    """Return the states of jobs, four a line."""
+    """Return the job states, four per line."""
     return _columns(sorted(NAMES), 4, 19)
 
 
 def reason_list() -> str:
-    """Return the reasons that Steward explains, two a line."""
+    """Return the reasons that Steward explains, two per line."""
     return _columns(sorted(EXPLANATIONS), 2, 39)
 
 

@@ -1,7 +1,11 @@
-"""Lines as text, in pieces: which of a job's runs are shown, and in what order.
+"""sacct output: the action that streams lines as text, JSON or plain lines.
 
-Rows stream through: never more than one job's lines are held back, until it
-is known that no later run of the job is meant as well.
+:func:`sacct` reads Steward's data, :func:`sacct_of_file` a job log; both call :func:`listed`,
+which selects the runs of each job and formats the rows. :func:`documents` makes one JSON object
+per job.
+
+Rows stream: only one job's lines are held back at a time, until it is certain that no later run of
+the job is shown.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,11 +43,11 @@ _CLUSTER, _JOB_ID = 1, 2
 def sacct(
     room: AccountingRoom, asker: Asker, request: SacctRequest
 ) -> Iterator[SacctText | SacctAnswer]:
-    """The lines that are meant, and that the asker may see.
+    """Yield the selected lines that the requester may see.
 
     Raises:
-        UsageError: Something in the request cannot be understood.
-        SqliteUnavailable: There are no books yet.
+        UsageError: The request is malformed.
+        SqliteUnavailable: jobs.db does not exist yet.
     """
     now = room.now()
     clusters = clusters_asked(room, request)
@@ -58,10 +62,10 @@ def sacct(
 def sacct_of_file(
     path: str, asker: Asker, request: SacctRequest
 ) -> Iterator[SacctText | SacctAnswer]:
-    """The lines of a job log that whoever asks can read.
+    """Yield the selected lines of a job log, which the caller can read.
 
     Raises:
-        UsageError: Something in the request cannot be understood.
+        UsageError: The request is malformed.
         StewardError: The file cannot be read, or is no job log.
     """
     now = utc_now()
@@ -79,18 +83,18 @@ def listed(
     now: datetime,
     zones: dict[str, str],
 ) -> Iterator[SacctText | SacctAnswer]:
-    """The lines of a source.
+    """Yield the formatted lines of a source.
 
     Args:
-        source: Where they come from.
-        wanted: Which.
-        request: How they are to be shown.
-        when: The window of time.
-        now: The present moment.
-        zones: IANA names of the clusters' zones; "" for this host's own.
+        source: Where the lines come from.
+        wanted: Filter of lines.
+        request: Output format.
+        when: Time window.
+        now: Present time.
+        zones: IANA zones by cluster; "" for this host's.
 
     Raises:
-        UsageError: The format or the form of times cannot be understood.
+        UsageError: The format or time format is invalid.
     """
     clock = _clock(zones, request.time_format, now)
     nodes = _on_nodes(request.nodelist)
@@ -108,7 +112,7 @@ def listed(
     kept = _kept(rows, request, nodes)
     if made:
         run, step = made.run, made.step
-        # Made as they are sent: a line may be a hundred times longer than its row.
+        # Formatted while sending: a line may be a hundred times longer than its row.
         lines = (run(row) if row[0] < SHOWN_STEP else step(row) for row in _flat(kept))
         yield from _in_pieces(lines, when)
         return
@@ -118,6 +122,7 @@ def listed(
 
 
 def _clock(zones: dict[str, str], form: str, now: datetime) -> Clock:
+    """Build the time formatters of the clusters."""
     names = set(zones.values()) or {""}
     if len(names) == 1:
         return Clock({"": Dates(zone_called(names.pop()), form, now)})
@@ -127,17 +132,16 @@ def _clock(zones: dict[str, str], form: str, now: datetime) -> Clock:
 
 
 def _sql(columns: Iterable[str], wanted: LineFilter, truncate: bool | None = None) -> list[str]:
-    """SQL for each column.
+    """Return the SQL of each column.
 
     Args:
-        columns: Their names.
-        wanted: Which lines there will be.
-        truncate: Whether times are cut to the window; None for the columns that only tell
-            jobs apart.
+        columns: Column names.
+        wanted: Filter of lines.
+        truncate: Cut times to the window; None for columns that only distinguish jobs.
     """
     cut = {}
     if truncate is None and len(wanted.clusters) == 1:
-        # All rows are of one: to fetch its name for each of them would take time.
+        # All rows have the same cluster; reading its name for each would take time.
         cut = {"cluster": "NULL"}
     elif truncate and wanted.since_us:
         since, until = wanted.since_us, wanted.until_us
@@ -146,13 +150,13 @@ def _sql(columns: Iterable[str], wanted: LineFilter, truncate: bool | None = Non
             "ELSE start_us END",
             "end_us": f"CASE WHEN end_us = 0 OR end_us > {until} THEN {until} ELSE end_us END",
         }
-        # What has not begun begins where it is cut, as in Slurm.
+        # As in Slurm, a job that has not started starts at the cut.
         cut["start_us"] = f"CASE WHEN start_us = 0 THEN {cut['end_us']} ELSE {cut['start_us']} END"
     return [cut.get(column, f'"{column}"') for column in columns]
 
 
 def _on_nodes(nodelist: str) -> Callable[[str | None], bool] | None:
-    """Whether a list of nodes holds one of those that are asked for; None for any."""
+    """Return a test whether a node list contains a requested node; None if all nodes match."""
     if not nodelist:
         return None
     from steward.slurm.nodelists import NodeListError, expand
@@ -180,9 +184,9 @@ def _kept(
     request: SacctRequest,
     nodes: Callable[[str | None], bool] | None,
 ) -> Iterator[list[Row]]:
-    """The rows that are shown, in order: of several runs of one job id the last.
+    """Yield the shown rows in order: of several runs of one job id only the last.
 
-    Pieces of a resized job are shown always, before what became of it.
+    Pieces of a resized job are always shown, before the job's last size.
     """
     every_run = request.form != "text"
     cluster = job_id = None
@@ -227,6 +231,7 @@ def _flat(lists: Iterable[list[Row]]) -> Iterator[Row]:
 
 
 def _in_pieces(lines: Iterable[str], when: Window) -> Iterator[SacctText | SacctAnswer]:
+    """Join lines into pieces of limited size, then yield the end of the reply."""
     count = letters = 0
     piece: list[str] = []
     for line in lines:
@@ -248,7 +253,7 @@ _SECOND_US: Final = 1_000_000
 
 
 def plain_lines(rows: Iterable[Row], offset: int, now: datetime) -> Iterator[str]:  # noqa: ARG001 -- as documents
-    """Each line with all its columns, as one JSON object that a Line is read from."""
+    """Yield each line with all columns as one JSON object, from which a Line can be read."""
     for row in rows:
         fields = zip(FIELDS, row[offset:], strict=True)
         known = {field: value for field, value in fields if value is not None}
@@ -256,12 +261,12 @@ def plain_lines(rows: Iterable[Row], offset: int, now: datetime) -> Iterator[str
 
 
 def documents(rows: Iterable[Row], offset: int, now: datetime) -> Iterator[str]:
-    """A JSON object for each job, its steps in it.
+    """Yield one JSON object per job, including its steps.
 
     Args:
-        rows: Runs, each before its steps.
-        offset: How many values stand before the columns in a row.
-        now: The present moment: what runs has run until now.
+        rows: Rows of runs, each before its steps.
+        offset: Number of values in a row before the columns.
+        now: Present time: the end of runs that have not ended.
     """
     now_s = int(now.timestamp())
     job: dict[str, Any] | None = None
@@ -278,6 +283,7 @@ def documents(rows: Iterable[Row], offset: int, now: datetime) -> Iterator[str]:
 
 
 def _job(line: dict[str, Any], now_s: int) -> dict[str, Any]:
+    """Build the JSON object of a run."""
     return {
         "account": line["account"] or "",
         "comment": {
@@ -342,6 +348,7 @@ def _job(line: dict[str, Any], now_s: int) -> dict[str, Any]:
 
 
 def _step(line: dict[str, Any], now_s: int) -> dict[str, Any]:
+    """Build the JSON object of a step."""
     return {
         "step": {"id": line["step"], "name": line["name"] or ""},
         "exit_code": _exit(line["exit_code"], line["exit_signal"]),
@@ -375,7 +382,7 @@ def _times(line: dict[str, Any], now_s: int) -> dict[str, Any]:
 
 
 def _usage(line: dict[str, Any]) -> dict[str, Any]:
-    """What was measured, under the names of Steward's own lines."""
+    """Return measured values under the names of Steward's lines."""
     names = (
         *("ave_cpu_us", "min_cpu_us", "min_cpu_node", "min_cpu_task"),
         *("cgroup_user_us", "cgroup_system_us"),

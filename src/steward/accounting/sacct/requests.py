@@ -1,8 +1,8 @@
-"""What sacct is asked and answers: the shapes that go over the daemon's socket.
+"""sacct request and reply: the structs that travel over the daemon's socket.
 
-Lines are formatted where they lie and travel as text, in pieces of some
-hundred kilobytes: 400,000 of them as objects would take ten times as long.
-What the asker's environment says of times is therefore part of the question.
+The daemon formats lines and sends them as text, in pieces of some hundred kilobytes: 400,000 lines
+as objects would take ten times as long. So the request includes what the user's environment says
+about time formats.
 """
 
 from typing import Annotated, Literal
@@ -14,46 +14,46 @@ _Words = Annotated[tuple[str, ...], msgspec.Meta(max_length=100_000)]
 
 
 class SacctRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """accounting.sacct: lines of jobs and steps, as text.
+    """Request of accounting.sacct: lines of jobs and steps, as text.
 
-    All that selects is as it was typed, see sacct(1).
+    Filters hold what the user typed, see sacct(1).
 
     Attributes:
-        clusters: Of these clusters; if empty, of the first that is configured.
-        all_clusters: Of every cluster.
-        users: Of these users, names or uids; if empty, of the asker's uid.
-        all_users: Of every user that the asker may see.
-        groups: Of these groups, names or gids.
-        accounts: Charged to these.
-        partitions: In these.
-        qos: Of these.
-        wckeys: Of these.
-        names: Jobs that are called exactly so.
-        states: In these states at some time of the window.
-        reasons: That waited last for one of these.
-        constraints: That asked for all of these features.
-        flags: With one of these flags.
-        jobs: These jobs or steps: ``123``, ``123_4``, ``123_[1-3]``, ``123+1``, ``123.batch``.
-        nodelist: That ran on one of these nodes.
-        nnodes: On so many nodes: ``min[-max]``.
-        ncpus: On so many CPUs: ``min[-max]``.
-        timelimit_min: With this time limit, or at least this where there is a maximum.
-        timelimit_max: With at most this time limit.
-        starttime: Beginning of the window, as typed.
-        endtime: Its end.
-        zone: IANA zone in which times are typed and printed; "" for the cluster's.
-        whole_hetjob: ``yes``: all components of each job named; ``no``: only those named.
-        duplicates: Former runs, too.
-        allocations: No steps.
-        truncate: Times are cut to the window.
-        use_local_uid: UID is what the user's name resolves to now.
-        form: Formatted lines; JSON documents a job; or all columns of each line as JSON.
-        format: Field names with their widths, commas between.
-        style: A table, or fields with ``delimiter`` between: with one at the end, or without.
-        delimiter: Stands between fields.
-        units: K, M, G, T or P for sizes in that unit; "" for what fits.
-        noconvert: Sizes in the unit that they came in.
-        time_format: As SLURM_TIME_FORMAT.
+        clusters: Cluster names; the first configured one if empty.
+        all_clusters: Every cluster.
+        users: User names or uids; the requester's uid if empty.
+        all_users: Every user that the requester may see.
+        groups: Group names or gids.
+        accounts: Accounts charged.
+        partitions: Partitions.
+        qos: QOS names.
+        wckeys: Wckeys.
+        names: Exact job names.
+        states: States at some time of the window.
+        reasons: Last pending reason is one of these.
+        constraints: Features that were all requested.
+        flags: Flags, of which the job has one.
+        jobs: Jobs or steps: ``123``, ``123_4``, ``123_[1-3]``, ``123+1``, ``123.batch``.
+        nodelist: Ran on one of these nodes.
+        nnodes: Number of nodes: ``min[-max]``.
+        ncpus: Number of CPUs: ``min[-max]``.
+        timelimit_min: Exact time limit, or the minimum if there is a maximum.
+        timelimit_max: Maximum time limit.
+        starttime: Begin of the window, as typed.
+        endtime: End of the window, as typed.
+        zone: IANA zone of typed and printed times; "" for the cluster's.
+        whole_hetjob: ``yes``: all components of each named job; ``no``: only the named ones.
+        duplicates: Include former runs.
+        allocations: Omit steps.
+        truncate: Cut times to the window.
+        use_local_uid: Print the uid that the user's name resolves to now.
+        form: Formatted lines; one JSON document per job; or all columns of each line as JSON.
+        format: Field names with widths, comma-separated.
+        style: Table, or fields separated by ``delimiter``, with or without one at the end.
+        delimiter: Field separator.
+        units: K, M, G, T or P to print sizes in that unit; "" for the largest exact one.
+        noconvert: Print sizes in their original unit.
+        time_format: Value of SLURM_TIME_FORMAT.
     """
 
     clusters: _Words = ()
@@ -95,23 +95,23 @@ class SacctRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class SacctText(msgspec.Struct, frozen=True, tag="text"):
-    """A piece of the answer.
+    """Piece of the reply.
 
     Attributes:
-        text: Whole lines, or whole JSON documents a line each, each with its newline.
+        text: Whole lines or JSON documents, each with its newline.
     """
 
     text: str
 
 
 class SacctAnswer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The end of an answer.
+    """End of the reply.
 
     Attributes:
-        version: Of this shape, and of the JSON documents.
-        lines: How many lines or documents there were.
-        since: Beginning of the window that was looked at, µs since the epoch.
-        until: Its end.
+        version: Version of this struct and of the JSON documents.
+        lines: Number of lines or documents.
+        since: Begin of the time window, µs since the epoch.
+        until: End of the time window, µs since the epoch.
     """
 
     version: int = 1

@@ -1,4 +1,8 @@
-"""From what was typed to which lines: window of time, jobs and steps, people, states."""
+"""sacct selection: turn a request into a LineFilter of time window, jobs, users and states.
+
+:func:`line_filter` builds the filter; :func:`window` applies sacct's default time window;
+:func:`named_jobs` and :func:`limit_s` parse job names and time limits.
+"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -32,17 +36,17 @@ _FOREVER: Final = 2**62
 
 
 class Window(msgspec.Struct, frozen=True):
-    """The time that is looked at, both ends in µs since the epoch; 0 for its beginning."""
+    """Time window in µs since the epoch; 0 for an open begin."""
 
     since_us: int
     until_us: int
 
 
 def clusters_asked(room: AccountingRoom, request: SacctRequest) -> tuple[str, ...]:
-    """The clusters that are meant; none for all of them.
+    """Return the requested clusters; empty for all.
 
     Raises:
-        AccountingUsage: There is no such cluster.
+        AccountingUsage: A cluster does not exist.
     """
     if request.all_clusters or "all" in request.clusters:
         return ()
@@ -53,19 +57,19 @@ def clusters_asked(room: AccountingRoom, request: SacctRequest) -> tuple[str, ..
 
 
 def zone_asked(room: AccountingRoom, request: SacctRequest, clusters: tuple[str, ...]) -> tzinfo:
-    """The zone in which times are typed.
+    """Return the time zone of typed times.
 
     Raises:
-        TimeError: There is no such zone.
+        TimeError: The zone does not exist.
     """
     return zone_called(request.zone or room.zone(clusters[0] if clusters else room.main_cluster))
 
 
 def window(request: SacctRequest, now: datetime, zone: tzinfo) -> Window:
-    """The window of time, with the defaults that sacct(1) gives under DEFAULT TIME WINDOW.
+    """Return the time window, with the defaults of sacct(1), DEFAULT TIME WINDOW.
 
     Raises:
-        TimeError: A time cannot be understood.
+        TimeError: A time is malformed.
         AccountingUsage: The window ends before it begins.
     """
     since = parse_time(request.starttime, now, zone) if request.starttime else None
@@ -94,24 +98,24 @@ def line_filter(
     clusters: tuple[str, ...],
     scopes: Mapping[str, Scope] | None,
 ) -> LineFilter:
-    """Which lines are meant, within what the asker may see.
+    """Build the filter of lines, within what the requester may see.
 
     Args:
-        asker: Who asks.
-        request: What was typed.
-        when: The window of time.
-        clusters: The clusters that are meant; none for all.
-        scopes: What the asker may see of each cluster; None for everything.
+        asker: The requester.
+        request: What the user typed.
+        when: Time window.
+        clusters: Requested clusters; empty for all.
+        scopes: What the requester may see, by cluster; None for everything.
 
     Raises:
-        UsageError: A job, state, number or limit cannot be understood.
+        UsageError: A job, state, number or limit is malformed.
     """
     users, uids = _people(request.users)
     groups, gids = _people(request.groups)
     is_own = not users and not uids and not request.all_users and asker.uid != 0
     if is_own and not request.jobs and not request.nodelist:
         uids = (asker.uid,)
-    # Named jobs are shown whenever they were, or are to be.
+    # Named jobs are shown whatever their time.
     is_any_time = bool(request.jobs) and not request.starttime and not request.endtime
     return LineFilter(
         clusters=clusters,
@@ -141,15 +145,15 @@ def line_filter(
 
 
 def named_jobs(texts: Iterable[str]) -> tuple[Named, ...]:
-    """The jobs and steps that texts name.
+    """Parse job and step names.
 
     Raises:
-        JobNameError: One of them names no job.
+        JobNameError: A text is not a job name.
         AccountingUsage: They name too many array tasks.
     """
     found: dict[Named, None] = {}
     tasks = 0
-    # Counted as they come: a short text names thousands.
+    # Counted while parsing: a short text may name thousands of tasks.
     for text in texts:
         named = _named(text)
         if named in found:
@@ -165,10 +169,11 @@ def named_jobs(texts: Iterable[str]) -> tuple[Named, ...]:
 
 
 def _named(text: str) -> Named:
+    """Parse the name of a job or step."""
     stepped = _STEPPED.fullmatch(text.strip())
     job, step = stepped.groups() if stepped else (text.strip(), "")
     if not stepped and _WORD.fullmatch(job):
-        # It may be a server's name, but a mistyped step must not show the whole job.
+        # This may be a Torque server's name, but a mistyped step must not show the whole job.
         raise JobNameError(
             f"{text!r} names no step: give 1.0, 1.batch, 1.extern or 1.interactive", text
         )
@@ -183,6 +188,7 @@ def _named(text: str) -> Named:
 
 
 def _tasks(expression: str, text: str) -> tuple[int, ...]:
+    """Expand the array tasks of a name."""
     tasks: dict[int, None] = {}
     for part in expression.split(","):
         match = _TASK_RANGE.fullmatch(part)
@@ -198,14 +204,14 @@ def _tasks(expression: str, text: str) -> tuple[int, ...]:
 
 
 def _people(texts: Iterable[str]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Names, and the numbers among them."""
+    """Split texts into names and numbers."""
     few = _few(texts)
     numbers = tuple(int(text) for text in few if text.isdecimal() and len(text) <= 10)
     return tuple(text for text in few if not text.isdecimal()), numbers
 
 
 def _few(texts: Iterable[str]) -> tuple[str, ...]:
-    """Each once, as records have them: bytes that are not UTF-8 are written as escapes."""
+    """Return each text once, as records store it: bytes that are not UTF-8 are escaped."""
     found = tuple(
         dict.fromkeys(
             text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
@@ -218,6 +224,7 @@ def _few(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def _range(text: str, option: str) -> Range | None:
+    """Parse a number or a range: ``4-16``."""
     if not text:
         return None
     match = _RANGE.fullmatch(text)
@@ -234,18 +241,19 @@ def _number(text: str) -> int:
 
 
 def _limits(request: SacctRequest) -> Range | None:
+    """Return the range of time limits; None if not restricted."""
     if not request.timelimit_min:
-        # As sacct(1) has it: a maximum alone is ignored.
+        # As in sacct(1), a maximum alone is ignored.
         return None
     least = limit_s(request.timelimit_min)
     return Range(least, limit_s(request.timelimit_max) if request.timelimit_max else least)
 
 
 def limit_s(text: str) -> int:
-    """A time limit as people type it, in seconds: minutes, ``1:30:00``, ``1-12``.
+    """Parse a time limit into seconds: minutes, ``1:30:00``, ``1-12``.
 
     Raises:
-        AccountingUsage: It is none.
+        AccountingUsage: The text is malformed.
     """
     match = _LIMIT.fullmatch(text)
     if match is None:

@@ -1,8 +1,9 @@
-"""Where lines come from: jobs.db, closed days as Parquet, a job log. All give the same rows.
+"""sacct sources: read accounting lines from jobs.db, Parquet files, or a job log.
 
-A source is asked with a filter and the columns that are wanted, and gives
-batches of rows in sacct's order, each with its mark (see
-``steward.jobs.line_queries``), so that whoever prints need not know which it was.
+Each :class:`Source` takes a filter and columns and yields batches of rows in sacct's order, each
+row with its mark (see ``steward.jobs.line_queries``). So the printer need not know the source.
+:class:`Database` reads SQLite, :class:`Parquet` files by DuckDB, :class:`Both` merges them.
+:func:`books` chooses for Steward's own data, :func:`file_source` for a file.
 """
 
 import heapq
@@ -34,13 +35,13 @@ _BATCH: Final = 2000
 _PARQUET_BATCH: Final = 10_000
 _MEMORY: Final = "256MB"
 _FEW: Final = 1000
-"""So many jobs are looked for by their ids."""
+"""Up to this many jobs are looked up by id."""
 _KEYED: Final = frozenset({"cluster", "job_id"})
 _HINTS: Final = get_type_hints(Line)
 _ALWAYS_THERE: Final = {
     field.name: field.default
     for field in msgspec.structs.fields(Line)
-    # By times and keys a file says which of its rows need not be read: those stay as they are.
+    # The Parquet file's statistics on these columns let DuckDB skip rows, so they stay unchanged.
     if isinstance(field.default, int) and field.name not in ("end_us", "eligible_us")
 } | {"step": "''", "label": "''"}
 _ROWS_AT_ONCE: Final = 30_000
@@ -50,26 +51,26 @@ Row = tuple[Any, ...]
 
 
 class Source(Protocol):
-    """Gives lines."""
+    """Source of accounting lines."""
 
     def rows(
         self, wanted: LineFilter, columns: Sequence[str], *, steps: bool
     ) -> Iterator[list[Row]]:
-        """Batches of rows in sacct's order: the mark, then the columns.
+        """Yield batches of rows in sacct's order: the mark, then the columns.
 
         Args:
-            wanted: Which lines.
-            columns: SQL for each column.
-            steps: Whether lines of steps are wanted.
+            wanted: Filter of lines.
+            columns: SQL of each column.
+            steps: Include lines of steps.
         """
 
 
 class Database:
-    """The lines in a SQLite database.
+    """Source of lines in a SQLite database.
 
     Args:
-        connection: The database.
-        name: What it is called in errors.
+        connection: Connection to it.
+        name: Its name in errors.
     """
 
     def __init__(self, connection: Connection, name: str) -> None:
@@ -79,7 +80,7 @@ class Database:
     def rows(
         self, wanted: LineFilter, columns: Sequence[str], *, steps: bool
     ) -> Iterator[list[Row]]:
-        """See :class:`Source`."""
+        """Implement :class:`Source`."""
         with translated(self._name):
             narrow = wanted.is_narrow or wanted.since_us > self._earliest_end()
             tasks = _TasksAsked()
@@ -91,16 +92,19 @@ class Database:
                 yield batch
 
     def expired(self) -> int:
-        """Before when ended jobs may have left it, µs since the epoch; 0 if none have."""
+        """Return the time before which ended jobs may have been deleted, µs since the epoch.
+
+        0 if none.
+        """
         try:
             with translated(self._name):
                 found = self._connection.execute("SELECT max(before) FROM expired").fetchone()
         except SqliteError:
-            return 0  # made by a Steward that let nothing expire
+            return 0  # created by an older Steward, which never expired jobs
         return int(found[0] or 0)
 
     def holds_all(self, wanted: LineFilter) -> bool:
-        """Whether every job that was named, by its number alone, is here."""
+        """Return True if every named job, by its number alone, is in the database."""
         ids = {named.job_id for named in wanted.jobs or ()}
         if not ids or any(named.sluid for named in wanted.jobs or ()):
             return False
@@ -114,6 +118,7 @@ class Database:
         return ids <= {job_id for (job_id,) in found}
 
     def _earliest_end(self) -> int:
+        """Return the earliest end of a run, µs since the epoch; 0 if none ended."""
         (earliest,) = self._connection.execute(
             "SELECT min(end_us) FROM line WHERE step = '' AND end_us > 0"
         ).fetchone()
@@ -121,24 +126,24 @@ class Database:
 
 
 class _TasksAsked:
-    """The array tasks that a statement asks for, kept outside of it for there may be many."""
+    """Requested array tasks, kept outside the statement because there may be many."""
 
     def __init__(self) -> None:
         self.sets: list[Tasks] = []
 
     def condition(self, tasks: Tasks) -> str:
-        """The condition that a line is of one of these."""
+        """Return the condition that a line is one of these tasks."""
         self.sets.append(tasks)
         return f"holds_task(array_job_id, array_task, {len(self.sets) - 1})"
 
     def hold(self, array: int | None, expression: str | None, which: int) -> bool:
-        """What that condition calls."""
+        """Implement the SQL function of that condition."""
         tasks = self.sets[which].get(array or 0)
         return bool(tasks and expression) and covers_any(expression or "", tasks or frozenset())
 
 
 class Parquet:
-    """The lines in Parquet files, by DuckDB.
+    """Source of lines in Parquet files, read by DuckDB.
 
     Args:
         paths: The files.
@@ -150,10 +155,10 @@ class Parquet:
     def rows(
         self, wanted: LineFilter, columns: Sequence[str], *, steps: bool
     ) -> Iterator[list[Row]]:
-        """See :class:`Source`.
+        """Implement :class:`Source`.
 
         Raises:
-            AccountingError: A file is no Parquet, or not one of ours.
+            AccountingError: A file is not Parquet, or has no accounting lines.
             AccountingUnavailable: A file cannot be read now, or DuckDB is not installed.
         """
         try:
@@ -184,10 +189,10 @@ class Parquet:
 
     @staticmethod
     def _parts(connection: Any, wanted: LineFilter) -> Iterator[str]:
-        """Conditions on numbers, one after the other in sacct's order, each of few rows.
+        """Yield conditions that split the rows into small parts, in sacct's order.
 
-        DuckDB passes over what a file says that it does not hold, and sorts no more at a
-        time than there is room for.
+        DuckDB then skips what the file's statistics exclude, and never sorts more rows than fit in
+        memory.
         """
         counted = connection.execute(
             "SELECT cluster, min(job_id), max(job_id), count(job_id) FROM line "
@@ -212,7 +217,7 @@ class Parquet:
 
     @staticmethod
     def _holds(connection: Any, wanted: LineFilter) -> Holds:
-        """What holds a task, found out beforehand: DuckDB knows no functions of ours."""
+        """Build the condition for array tasks in advance: DuckDB cannot call our functions."""
         arrays = {named.job_id for named in wanted.jobs or () if named.tasks}
         if not arrays:
             return lambda _: "1 = 0"
@@ -233,7 +238,7 @@ class Parquet:
         return holds
 
     def _make_view(self, connection: Any) -> None:
-        """Name the files' rows as jobs.db does: their columns, and their rank."""
+        """Create a view with the columns and rank of jobs.db."""
         listed = ", ".join(_quoted(path) for path in self._paths)
         files = f"read_parquet([{listed}], union_by_name = true)"
         described = connection.execute(f"DESCRIBE SELECT * FROM {files}").fetchall()  # noqa: S608 -- quoted paths
@@ -257,7 +262,7 @@ class Parquet:
 
 
 def _column(field: str, there: Collection[str]) -> str:
-    """A column of the type that a line's has, and a value where a line always has one."""
+    """Return a column with the type of a line's, and a default where a line always has a value."""
     kind = "VARCHAR" if _HINTS[field] is str else "BIGINT"
     value = f'CAST("{field}" AS {kind})' if field in there else f"CAST(NULL AS {kind})"
     if field in _ALWAYS_THERE:
@@ -274,10 +279,10 @@ def _first_line(error: Exception) -> str:
 
 
 class Both:
-    """What is in the database, and what has left it for the job log's closed days.
+    """Source that merges jobs.db with the closed days of the job log, to which old jobs have moved.
 
     Args:
-        database: The database: what it holds goes before.
+        database: The database; it takes precedence for a run in both.
         parquet: The closed days.
     """
 
@@ -288,7 +293,7 @@ class Both:
     def rows(
         self, wanted: LineFilter, columns: Sequence[str], *, steps: bool
     ) -> Iterator[list[Row]]:
-        """See :class:`Source`."""
+        """Implement :class:`Source`."""
         keyed = [*KEY, *columns]
         streams = [
             _flat(source.rows(wanted, keyed, steps=steps), number)
@@ -311,7 +316,7 @@ class Both:
 
 
 def _flat(batches: Iterable[list[Row]], number: int) -> Iterator[tuple[Row, int, Row]]:
-    """Each row with its key in front, which ``heapq.merge`` compares."""
+    """Yield each row with its sort key first, for ``heapq.merge``."""
     end = 1 + len(KEY)
     for batch in batches:
         for row in batch:
@@ -319,15 +324,15 @@ def _flat(batches: Iterable[list[Row]], number: int) -> Iterator[tuple[Row, int,
 
 
 def books(room: AccountingRoom, wanted: LineFilter, *, duplicates: bool) -> Source:
-    """What a Steward knows: jobs.db, and closed days where it does not reach back so far.
+    """Return Steward's own lines: jobs.db, plus closed days where the query reaches further back.
 
     Args:
-        room: Knows where they lie.
-        wanted: What will be asked.
-        duplicates: Whether former jobs of an id are wanted, too.
+        room: Knows the paths.
+        wanted: Filter of the query.
+        duplicates: Whether former jobs with a reused id are shown too.
 
     Raises:
-        SqliteUnavailable: There is no jobs.db yet.
+        SqliteUnavailable: jobs.db does not exist yet.
     """
     path = database_path(room.settings.state_dir)
     database = Database(open_reader(path), path)
@@ -339,25 +344,25 @@ def books(room: AccountingRoom, wanted: LineFilter, *, duplicates: bool) -> Sour
 
 
 def joblog_of(room: AccountingRoom) -> str:
-    """The directory of the job log."""
+    """Return the directory of the job log."""
     settings = room.settings
     return settings.accounting.location or f"{settings.state_dir}/joblog"
 
 
 def closed_days(directory: str, since_us: int, before_us: int) -> list[str]:
-    """The Parquet files of the days that may hold what ended between two times.
+    """Return the Parquet files of days that may have jobs that ended between two times.
 
     Args:
-        directory: Of the job log.
-        since_us: µs since the epoch.
-        before_us: Likewise.
+        directory: Directory of the job log.
+        since_us: Begin, µs since the epoch.
+        before_us: End, µs since the epoch.
 
     Raises:
-        AccountingUnavailable: They cannot be read now, or DuckDB is not installed.
+        AccountingUnavailable: The files cannot be read now, or DuckDB is not installed.
     """
     from steward.core.timestamps import moment
 
-    # A day's name is that of the cluster's zone: a day more on either side holds any zone's.
+    # Days are named in the cluster's zone; one more day on either side covers any zone.
     first = str(moment(max(0, since_us - _DAY_US)).date())
     last = str(moment(before_us + _DAY_US).date())
     days = [day for day in job_log().days_in(directory) if first <= day.day <= last]
@@ -371,11 +376,11 @@ def closed_days(directory: str, since_us: int, before_us: int) -> list[str]:
 
 
 def file_source(path: str) -> Source:
-    """The lines of a file: Parquet, or a job log (a day of it, or its whole directory).
+    """Open a file as a source: Parquet, a day of a job log, or its directory.
 
     Raises:
-        AccountingUnavailable: It cannot be read.
-        AccountingError: It is no job log.
+        AccountingUnavailable: The file cannot be read.
+        AccountingError: The file is not a job log.
     """
     if not os.path.exists(path):
         raise AccountingUnavailable(f"{path}: there is no such file", path)
@@ -385,11 +390,11 @@ def file_source(path: str) -> Source:
 
 
 def scratch_of(lines: Iterable[Line], name: str) -> Database:
-    """Lines put in order in a database that is gone with the process.
+    """Sort lines in a temporary database.
 
     Args:
-        lines: Of a run the last that comes counts.
-        name: What they are called in errors.
+        lines: The lines; the last line of a run replaces earlier ones.
+        name: Its name in errors.
     """
     from steward.jobs.lines import TABLE, put_lines
 

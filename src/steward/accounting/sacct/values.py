@@ -1,4 +1,8 @@
-"""How Slurm's sacct writes values: spans of time, sizes, trackable resources, exit codes, times."""
+"""sacct value formats: durations, sizes, TRES, exit codes, states, paths and times.
+
+:mod:`steward.accounting.sacct.fields` calls these functions from its compiled expressions.
+:class:`Dates` formats times in one zone, :class:`Clock` for each cluster.
+"""
 
 import re
 from collections.abc import Callable
@@ -18,7 +22,7 @@ _MOST_KNOWN: Final = 50_000
 
 
 def span(seconds: int | None) -> str:
-    """A span of time as Elapsed has it: ``01:02:03``, ``1-00:00:00``; "" for None."""
+    """Format a duration as in Elapsed: ``01:02:03``, ``1-00:00:00``; "" for None."""
     if seconds is None:
         return ""
     minutes, second = divmod(max(seconds, 0), 60)
@@ -29,7 +33,7 @@ def span(seconds: int | None) -> str:
 
 
 def cpu_time(microseconds: int | None) -> str:
-    """CPU time as TotalCPU has it: with thousandths below an hour (``00:01.250``)."""
+    """Format CPU time as in TotalCPU, with thousandths below an hour: ``00:01.250``."""
     if microseconds is None:
         return ""
     seconds, rest = divmod(microseconds, 1_000_000)
@@ -39,12 +43,12 @@ def cpu_time(microseconds: int | None) -> str:
 
 
 def size(number: float | None, units: str, unit: int = 0) -> str:
-    """A number with a unit's letter, as long as that is exact: ``5240K``, ``1.50G``.
+    """Format a number with the largest unit that keeps it exact: ``5240K``, ``1.50G``.
 
     Args:
-        number: So many of its unit; None is shown as "".
-        units: The letter of the unit that is wanted, ``=`` for its own, "" for what fits.
-        unit: The unit it is in: 0 for none, 1 for K, 2 for M …
+        number: The number; None becomes "".
+        units: Letter of the unit to use, ``=`` for its own, "" for the largest exact one.
+        unit: Unit of ``number``: 0 for none, 1 for K, 2 for M …
     """
     if number is None:
         return ""
@@ -62,7 +66,7 @@ def size(number: float | None, units: str, unit: int = 0) -> str:
 
 
 def megabytes(count: int | None, units: str) -> str:
-    """Bytes as MaxDiskRead has them: in megabytes, ``0.03M`` where they are few."""
+    """Format bytes as in MaxDiskRead: in megabytes, ``0.03M`` for few."""
     if count is None:
         return ""
     amount = count / (1 << 20)
@@ -72,7 +76,7 @@ def megabytes(count: int | None, units: str) -> str:
 
 
 def tres(text: str | None, units: str) -> str:
-    """Trackable resources in sacct's order: ``billing=4,cpu=4,mem=4G,node=1``."""
+    """Format TRES in sacct's order: ``billing=4,cpu=4,mem=4G,node=1``."""
     if not text:
         return ""
     if "," not in text and not text.startswith("mem="):
@@ -82,6 +86,7 @@ def tres(text: str | None, units: str) -> str:
 
 
 def _in_units(part: str, units: str) -> str:
+    """Convert the memory or burst buffer part of a TRES text to units."""
     name, _, amount = part.partition("=")
     if name != "mem" and not name.startswith("bb/"):
         return part
@@ -89,7 +94,7 @@ def _in_units(part: str, units: str) -> str:
 
 
 def memory_of(text: str | None, units: str) -> str:
-    """The memory in a text of trackable resources, as ReqMem has it."""
+    """Format the memory of a TRES text, as in ReqMem."""
     for part in (text or "").split(","):
         if part.startswith("mem="):
             return size(_megabytes_of(part[4:]), units, 2)
@@ -97,6 +102,7 @@ def memory_of(text: str | None, units: str) -> str:
 
 
 def _megabytes_of(amount: str) -> float | None:
+    """Parse an amount of memory into MiB; None if malformed."""
     match = _TRES.fullmatch(amount)
     if match is None:
         return None
@@ -105,7 +111,7 @@ def _megabytes_of(amount: str) -> float | None:
 
 
 def count_of(text: str | None, name: str) -> int | None:
-    """So many of one trackable resource; None where the text does not say."""
+    """Return the count of one TRES; None if the text has none."""
     for part in (text or "").split(","):
         key, _, amount = part.partition("=")
         if key == name and amount.isdecimal():
@@ -114,19 +120,19 @@ def count_of(text: str | None, name: str) -> int | None:
 
 
 def used(**amounts: str) -> str:
-    """Usage by resource, those that are known: ``cpu=00:00:01,mem=5240K``."""
+    """Format the known usage by resource: ``cpu=00:00:01,mem=5240K``."""
     return ",".join(
         f"{name.replace('_', '/')}={amount}" for name, amount in amounts.items() if amount
     )
 
 
 def exit_text(code: int | None, signal: int | None) -> str:
-    """``code:signal``; 0:0 while nothing is known."""
+    """Format exit code and signal: ``code:signal``, 0:0 while unknown."""
     return f"{code or 0}:{signal or 0}"
 
 
 def state_text(state: str | None, cancelled_by: int | None) -> str:
-    """A state as sacct(1) has it: without flags of pending runs, with who cancelled it."""
+    """Format a state as sacct(1): without flags of pending runs, with the uid that cancelled it."""
     if state in PENDING:
         return "PENDING"
     if state == "CANCELLED" and cancelled_by is not None:
@@ -135,12 +141,12 @@ def state_text(state: str | None, cancelled_by: int | None) -> str:
 
 
 def shares_text(oversubscribe: str | None) -> str:
-    """Whether CPUs may be shared, as sacct has it from 26.05 on: YES or NO; "" where not known."""
+    """Return if CPUs may be shared, as sacct since 26.05: YES or NO; "" if unknown."""
     return "YES" if oversubscribe == "YES" else "NO" if oversubscribe else ""
 
 
 def exclusive_text(oversubscribe: str | None) -> str:
-    """What a run has to itself, as sacct has it from 26.05 on: NODE, USER, MCS … or NO."""
+    """Return what a run has exclusively, as sacct since 26.05: NODE, USER, MCS … or NO."""
     if oversubscribe in ("OK", "YES"):
         return "NO"
     return "NODE" if oversubscribe == "NO" else oversubscribe or ""
@@ -155,12 +161,12 @@ def expand_path(
     user: str | None,
     nodelist: str | None,
 ) -> str:
-    """Replace the patterns of a path, see sbatch(1) under "filename pattern".
+    """Replace the patterns in a path, see sbatch(1) under "filename pattern".
 
-    As with ``sacct --expand-patterns``, ranges stand for their first value: %n, %s and %t are 0.
+    As with ``sacct --expand-patterns``, ranges become their first value: %n, %s and %t are 0.
     """
     if "\\" in path:
-        return path.replace("\\", "")  # a backslash switches patterns off
+        return path.replace("\\", "")  # a backslash disables patterns
     task = array_task if array_task and array_task.isdigit() else "0"
     known: dict[str, Callable[[], str]] = {
         "%": lambda: "%",
@@ -191,27 +197,27 @@ def _first_node(nodelist: str) -> str:
     try:
         names = expand(nodelist)
     except NodeListError:
-        return ""  # it never had nodes
+        return ""  # the job never had nodes
     return names[0] if names else ""
 
 
 def limit_text(seconds: int | None, *, started: bool) -> str:
-    """A time limit; a job that never started may wait for its partition's."""
+    """Format a time limit; a job that never started may get its partition's limit."""
     if seconds is None:
         return "UNLIMITED" if started else "Partition_Limit"
     return span(seconds)
 
 
 class Dates:
-    """Writes times in one zone.
+    """Formats times in one zone.
 
     Args:
-        zone: The zone.
-        form: SLURM_TIME_FORMAT: "", ``standard``, ``relative``, or as strftime(3) has it.
-        now: The present moment, for ``relative``.
+        zone: The time zone.
+        form: SLURM_TIME_FORMAT: "", ``standard``, ``relative``, or a format of strftime(3).
+        now: Present time, for ``relative``.
 
     Raises:
-        AccountingUsage: The form cannot be used.
+        AccountingUsage: The format is invalid.
     """
 
     def __init__(self, zone: tzinfo, form: str, now: datetime) -> None:
@@ -229,7 +235,7 @@ class Dates:
             raise AccountingUsage(f"SLURM_TIME_FORMAT {form!r} is no form that strftime(3) has")
 
     def __call__(self, microseconds: int | None) -> str:
-        """A time, from µs since the epoch; ``Unknown`` for 0."""
+        """Format a time in µs since the epoch; ``Unknown`` for 0."""
         if not microseconds:
             return "Unknown"
         seconds = microseconds // 1_000_000
@@ -249,7 +255,7 @@ class Dates:
                 self._known.clear()
             moment = self._moment(minute * 60)
             if moment.second:
-                # A zone that was seconds off, as some were before 1972.
+                # Zone with an offset in seconds, as some had before 1972.
                 return self._moment(seconds).strftime(_STANDARD)
             begun = self._known[minute] = moment.strftime("%Y-%m-%dT%H:%M:")
         return f"{begun}{second:02}"
@@ -260,7 +266,7 @@ class Dates:
 
 
 class Clock(dict[str, Dates]):
-    """What writes the times of each cluster, by its name; of all others what "" stands for."""
+    """Formatters of times by cluster; "" applies to all other clusters."""
 
     def __missing__(self, cluster: str) -> Dates:
         return self[""]

@@ -1,1 +1,1 @@
-"""Backups of all that Steward knows, made while it runs, and how they are put back."""
+"""Backup and restore of Steward's state, made while the daemon runs."""

@@ -1,6 +1,7 @@
-"""What a backup says of itself: every file in it with its checksum, and where it came from.
+"""Backup file format: a tar with a manifest of checksums, compressed by zstd.
 
-A backup is one tar, compressed by zstd. Its last member is the manifest.
+``writing`` opens a new backup, which :class:`Writer` fills; ``check`` verifies one against
+its manifest; ``each`` and ``content`` read members. The manifest is the last member.
 """
 
 import hashlib
@@ -22,36 +23,43 @@ if TYPE_CHECKING:
 
 
 FORMAT: Final = 1
-"""Of the whole file; one of a later format is refused."""
+"""Version of the file format; a later one is rejected."""
 MANIFEST: Final = "steward-backup.json"
+"""Name of the manifest in the tar."""
 SUFFIX: Final = ".tar.zst"
+"""File name suffix of a backup."""
 STATE: Final = "state/"
+"""Prefix of members from the state directory."""
 BYTES: Final = "incoming/"
+"""Prefix of incoming scripts and environments, followed by the store's name."""
 CONFIG: Final = "config/"
+"""Prefix of the configuration and the files that it names."""
 ARCHIVE: Final = "archive/"
+"""Prefix of files of files sinks, followed by the sink's name."""
 JOB_LOG: Final = "joblog"
+"""Directory of the job log in the tar."""
 
 
 class BackupError(StewardError):
-    """A backup cannot be made, or cannot be put back."""
+    """A backup cannot be made, or cannot be restored."""
 
 
 class BackupUsage(BackupError, UsageError):
-    """What is named can be no backup."""
+    """The given name cannot be a backup's."""
 
 
 class BackupUnavailable(Unavailable):
-    """A place that is written to or read from cannot be used now."""
+    """A file or directory cannot be read or written now."""
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
     """One file in a backup.
 
     Attributes:
-        name: In the tar: ``state/journal.db``, ``incoming/STORE/NAME``, ``config/etc/…``,
+        name: Name in the tar: ``state/journal.db``, ``incoming/STORE/NAME``, ``config/etc/…``,
             ``archive/SINK/…``, ``joblog/…``.
-        size: In bytes.
-        sha256: Of its content.
+        size: Size in bytes.
+        sha256: Hex digest of its content.
     """
 
     name: str
@@ -60,22 +68,22 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backup holds.
+    """Manifest of a backup: its origin and contents.
 
     Attributes:
         format: See ``FORMAT``.
         steward: Version of the Steward that made it.
         host: Name of the host that it was made on.
-        made_at: When the databases were as they are in it.
+        made_at: Time of the databases' state.
         running: Whether the daemon ran.
-        state_dir: Where the state directory was.
-        owner: Name of the user whose it was; the uid where it had no name.
+        state_dir: Path of the state directory.
+        owner: Name of its owner; the uid if it had no name.
         config: Path of the configuration file; "" for none.
         head: Position of the journal's last event.
-        stores: For each store of waiting scripts the directory that it was.
-        trees: For each tree of files that is in it (``archive/SINK``, ``joblog``) where that was.
-        ledger: Where the ledger is, if not in it: a database's URL, without its password.
-        missing: How many waiting scripts were purged or trimmed meanwhile.
+        stores: Directory of each incoming store.
+        trees: Directory of each included tree of files (``archive/SINK``, ``joblog``).
+        ledger: URL of a ledger outside the backup, without its password; "" for none.
+        missing: Number of incoming files that were purged or trimmed meanwhile.
         members: Every other file in it.
     """
 
@@ -96,21 +104,22 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_bytes(self) -> int:
-        """Size of everything in it, unpacked."""
+        """Unpacked size of all members, in bytes."""
         return sum(member.size for member in self.members)
 
 
 _LEVEL: Final = 3
+"""Compression level of zstd."""
 _ACLS: Final = ("system.posix_acl_access", "system.posix_acl_default")
 ACL_KEY: Final = "STEWARD."
-"""Before an ACL's name in a member's headers."""
+"""Prefix of an ACL's name in a member's headers."""
 
 
 class Writer:
-    """A backup in the making; see :func:`writing`.
+    """Writer of a new backup; see :func:`writing`.
 
     Args:
-        tar: Open for streaming.
+        tar: Tar file, open for streaming.
     """
 
     def __init__(self, tar: tarfile.TarFile) -> None:
@@ -118,12 +127,12 @@ class Writer:
         self.members: list[Member] = []
 
     def add(self, name: str, path: str) -> None:
-        """Add a file as it is; raises FileNotFoundError where there is none."""
+        """Add a file; raises FileNotFoundError if it does not exist."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         self.add_open(name, fd)
 
     def add_open(self, name: str, fd: int) -> None:
-        """Add what an open file holds now, without what is appended meanwhile, and close it."""
+        """Add the present content of an open file, without later appends, and close it."""
         with os.fdopen(fd, "rb") as file:
             found = os.fstat(fd)
             info = _info(name, found)
@@ -133,7 +142,7 @@ class Writer:
         self.members.append(Member(name=name, size=info.size, sha256=reading.digest()))
 
     def add_directory(self, name: str, path: str) -> None:
-        """Add a directory by itself, for what its mode and ACL are."""
+        """Add a directory entry, with its mode and ACL."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             info = _info(name, os.fstat(fd))
@@ -150,7 +159,7 @@ class Writer:
         self._tar.addfile(info)
 
     def end(self, manifest: Manifest) -> Manifest:
-        """Add the manifest, which is the last; what it says."""
+        """Add the manifest as the last member; return it complete."""
         said = msgspec.structs.replace(manifest, members=tuple(self.members))
         data = msgspec.json.format(msgspec.json.encode(said), indent=1) + b"\n"
         info = tarfile.TarInfo(MANIFEST)
@@ -162,11 +171,11 @@ class Writer:
 
 @contextmanager
 def writing(path: str, trusted: "Collection[int]" = ()) -> "Iterator[Writer]":
-    """A backup that is there as a whole, under its name, or not at all.
+    """Create a backup atomically: it exists as a whole under its name, or not at all.
 
     Args:
-        path: What it is to be called; nothing is there yet.
-        trusted: Users whose directory it may be in, beside root's.
+        path: Name of the backup, which must not exist.
+        trusted: Uids that may own the directory, besides root.
 
     Raises:
         BackupError: Something is there.
@@ -194,7 +203,7 @@ def writing(path: str, trusted: "Collection[int]" = ()) -> "Iterator[Writer]":
 
 
 class _Reading(io.RawIOBase):
-    """Reads a file up to a size, and sums it up on its way."""
+    """Reader of a file up to a size, which computes its SHA-256."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
         super().__init__()
@@ -223,7 +232,7 @@ def _info(name: str, found: os.stat_result) -> tarfile.TarInfo:
 
 
 def _acls(fd: int) -> dict[str, str]:
-    """The POSIX ACLs of an open file, by their names."""
+    """Return the POSIX ACLs of an open file, by name."""
     found = {}
     for name in _ACLS:
         try:
@@ -234,15 +243,17 @@ def _acls(fd: int) -> dict[str, str]:
 
 
 _CHUNK: Final = 1 << 20
+"""Bytes read at once."""
 _MOST_MANIFEST: Final = 1 << 30
+"""Largest manifest, in bytes."""
 _PREFIXES: Final = (STATE, BYTES, CONFIG, ARCHIVE, f"{JOB_LOG}/")
 
 Take = Callable[[tarfile.TarInfo, IO[bytes] | None], None]
-"""Is given each member, and what reads it, if it is a file."""
+"""Callback for each member, with a reader if it is a file."""
 
 
 def check(path: str) -> Manifest:
-    """Read a backup through; what it holds.
+    """Verify a backup against its manifest, and return that.
 
     Raises:
         BackupError: It is damaged, cut off, no backup, or of a later format.
@@ -273,7 +284,7 @@ def check(path: str) -> Manifest:
 
 
 def each(path: str, take: Take) -> None:
-    """Give each member of a backup to somebody, in its order.
+    """Call a function for each member of a backup, in order.
 
     Raises:
         BackupError: It is damaged, or a name leads out of it.
@@ -287,7 +298,7 @@ def each(path: str, take: Take) -> None:
 
 
 def content(path: str, name: str) -> bytes:
-    """What one member of a backup holds.
+    """Return the content of one member of a backup.
 
     Raises:
         BackupError, BackupUnavailable: As :func:`each`; or there is no such member.
@@ -305,7 +316,7 @@ def content(path: str, name: str) -> bytes:
 
 
 def summed(info: tarfile.TarInfo, file: IO[bytes], write: Callable[[bytes], object]) -> Member:
-    """Pass a member's content on, and sum it up."""
+    """Copy a member's content to ``write``, and return its size and checksum."""
     digest = hashlib.sha256()
     while data := file.read(_CHUNK):
         digest.update(data)
@@ -314,7 +325,7 @@ def summed(info: tarfile.TarInfo, file: IO[bytes], write: Callable[[bytes], obje
 
 
 def is_safe(info: tarfile.TarInfo) -> bool:
-    """Whether a member is of a kind that we write, under a name that stays where it belongs."""
+    """Return whether a member's type and name are ones that we write, inside the backup's trees."""
     parts = info.name.split("/")
     is_tree = info.isdir() and info.name == JOB_LOG
     if not is_tree and not info.name.startswith(_PREFIXES):
@@ -328,6 +339,7 @@ def is_safe(info: tarfile.TarInfo) -> bool:
 
 @contextmanager
 def _opened(path: str) -> Iterator[tarfile.TarFile]:
+    """Open a backup's tar for streaming; translate errors."""
     import zstandard
 
     try:
@@ -339,7 +351,7 @@ def _opened(path: str) -> Iterator[tarfile.TarFile]:
         ):
             yield tar
     except (zstandard.ZstdError, tarfile.TarError, EOFError) as error:
-        # Both libraries name bytes, of which nobody knows what they are.
+        # The libraries' messages name byte offsets, which help nobody.
         raise BackupError(
             f"{path} is damaged, or no backup: it cannot be unpacked", path
         ) from error
@@ -349,6 +361,7 @@ def _opened(path: str) -> Iterator[tarfile.TarFile]:
 
 
 def _manifest(path: str, info: tarfile.TarInfo, file: IO[bytes] | None) -> Manifest:
+    """Decode a manifest after checking its format version."""
     data = file.read() if file is not None and info.size < _MOST_MANIFEST else b""
     try:
         version = msgspec.json.decode(data, type=_Format).format

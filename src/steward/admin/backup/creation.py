@@ -1,7 +1,9 @@
-"""Databases as they all were within a few milliseconds, copied at leisure afterwards.
+"""Creation of backups while the daemon runs: a consistent state of all databases and files.
 
-Each is opened and a read transaction begun, one after the other; from then on
-SQLite shows it as it was, whoever writes. What is copied is proved to be sound.
+``make`` begins a read transaction on every database within a few milliseconds (:class:`Looks`);
+from then on SQLite shows each as it was, whoever writes, and they are copied one by one. Each
+copy is checked for damage. Meanwhile the journal server does not trim (``_held``), so that the
+incoming scripts stay.
 """
 
 import contextlib
@@ -46,11 +48,11 @@ from steward.core.waits import Stop
 
 
 class Looks:
-    """Databases that are being looked at; to be closed in the end.
+    """Read transactions on several databases, begun together; close it at the end.
 
     Args:
         root: The state directory.
-        paths: The databases below it, in the order in which they are to be looked at.
+        paths: Databases below it, in the order of their transactions.
 
     Raises:
         SqliteUnavailable, SqliteError: One of them cannot be read.
@@ -59,7 +61,7 @@ class Looks:
     def __init__(self, root: str, paths: Iterable[str]) -> None:
         self._open: dict[str, Connection] = {}
         try:
-            # Opening takes longest: what is seen begins with the transactions.
+            # Opening takes longest: the state seen is that of the transactions' begin.
             for path in paths:
                 self._open[path] = open_reader(os.path.join(root, path))
             for path, connection in self._open.items():
@@ -77,11 +79,11 @@ class Looks:
         self.close()
 
     def copy(self, path: str, to: str) -> None:
-        """Write one of them down as it was, and look at it no more.
+        """Copy one database as it was, and end its transaction.
 
         Args:
-            path: Which.
-            to: The file, which is not there yet.
+            path: The database.
+            to: The copy, which must not exist.
 
         Raises:
             BackupError: It is damaged.
@@ -93,7 +95,7 @@ class Looks:
         try:
             with translated(to):
                 connection.backup(target)
-                # One file, with no log beside it.
+                # One file, without a log beside it.
                 target.execute("PRAGMA journal_mode=DELETE")
                 found = target.execute("PRAGMA quick_check(1)").fetchone()[0]
         finally:
@@ -105,24 +107,27 @@ class Looks:
             )
 
     def close(self) -> None:
-        """Look at none of them any more."""
+        """Close the remaining databases."""
         for connection in self._open.values():
             connection.close()
         self._open.clear()
 
 
 _HOLD_S: Final = 3600.0
+"""Longest time that the journal server waits with trimming, in seconds."""
 _TRIES: Final = 3
+"""Attempts to open all databases, one of which may be replaced meanwhile."""
 _PAGE: Final = 500
+"""Events read from the journal at once."""
 _PASSWORD: Final = re.compile(r"(?<=://)([^:/@]*):[^@/]*@")
 _GROWS: Final = (".jsonl", ".json", ".key", ".conf")
 
 Show = Callable[[int, int | None, str], None]
-"""Is told how far it is: how many, of how many, of what."""
+"""Progress callback: number done, total or None, and the noun."""
 
 
 def named(to: str, now: datetime) -> str:
-    """What a backup is called that goes to ``to``: a directory, or a name of its own.
+    """Return the path of a new backup: a default name in a directory, or the given name.
 
     Raises:
         BackupUsage: It is neither.
@@ -152,14 +157,14 @@ def make(
 
     Args:
         settings: The whole configuration.
-        config: The file that it was read from; "" for none.
-        path: What the backup is to be called.
-        archive: Whether the files of sinks are in it, and a job log that lies elsewhere.
-        catalogue: Whether the index for content search is.
-        show: Is told how far it is.
+        config: File that it was read from; "" for none.
+        path: Path of the backup.
+        archive: Whether to include files of sinks, and a job log outside the state directory.
+        catalogue: Whether to include the index for content search.
+        show: Progress callback.
 
     Returns:
-        What is in it.
+        Manifest of the backup.
 
     Raises:
         BackupError: A database is damaged, or something is there already.
@@ -211,7 +216,7 @@ def make(
 
 @contextmanager
 def _held(state: str) -> Iterator[bool]:
-    """While nothing is removed from the journal; whether the daemon runs."""
+    """Keep the journal from being trimmed; yield whether the daemon runs."""
     link = JournalLink(state, Stop())
     try:
         link.ask("hold", _HOLD_S)
@@ -225,7 +230,7 @@ def _held(state: str) -> Iterator[bool]:
     try:
         yield True
     finally:
-        # A writer that was started anew meanwhile holds nothing.
+        # A writer that was restarted meanwhile has no hold.
         with contextlib.suppress(JournalUnavailable):
             link.ask("hold", 0)
         link.close()
@@ -233,7 +238,7 @@ def _held(state: str) -> Iterator[bool]:
 
 @contextmanager
 def _staging(path: str, trusted: Collection[int]) -> Iterator[str]:
-    """A directory beside the backup, for one database at a time."""
+    """Create a temporary directory beside the backup, for one database copy at a time."""
     try:
         with directory_of(path, trusted=trusted) as (directory, _):
             made = os.path.realpath(
@@ -248,27 +253,27 @@ def _staging(path: str, trusted: Collection[int]) -> Iterator[str]:
 
 
 def _looked(settings: Settings, *, catalogue: bool) -> tuple[Chosen, Looks]:
-    """The files, and the databases among them being looked at."""
+    """Select the files, and begin read transactions on the databases among them."""
     for left in reversed(range(_TRIES)):
         what = chosen(settings, catalogue=catalogue)
         try:
             return what, Looks(settings.state_dir, what.databases)
         except SqliteUnavailable:
-            # One went between the two: the catalogue was made anew.
+            # A database disappeared between the two steps: the catalog was rebuilt.
             if not left:
                 raise
     raise AssertionError
 
 
 class _Making:
-    """The steps of one backup.
+    """Steps of making one backup.
 
     Args:
         state: The state directory.
-        writer: The backup.
-        looks: Its databases.
-        staging: For copies of them.
-        show: Is told how far it is.
+        writer: Writer of the backup.
+        looks: Open databases.
+        staging: Directory for copies of them.
+        show: Progress callback.
     """
 
     def __init__(self, state: str, writer: Writer, looks: Looks, staging: str, show: Show) -> None:
@@ -279,7 +284,7 @@ class _Making:
         self._show = show
 
     def open_files(self, what: Chosen) -> dict[str, int]:
-        """Take hold of the files that are replaced or removed when they have grown enough."""
+        """Open files that may be replaced or removed before they are copied."""
         found = {}
         for name in what.files:
             if name.endswith(_GROWS):
@@ -296,7 +301,7 @@ class _Making:
         self._writer.add(f"{STATE}{FILENAME}", copy)
 
     def waiting(self, reader: JournalReader, stores: Stores) -> int:
-        """Add the scripts that the journal tells of; how many of them are gone."""
+        """Add the incoming scripts of all journal events; return how many are missing."""
         position, head, missing, done = 0, reader.head(), 0, 0
         while position < head:
             events, position = reader.read(position, {JOB_SCRIPT}, _PAGE)
@@ -308,6 +313,7 @@ class _Making:
         return missing
 
     def _script(self, body: JobScript, stores: Stores) -> int:
+        """Add script and environment of an event; return how many are missing."""
         gone = 0
         for kept in (body.script, body.environment):
             if kept is None:
@@ -343,7 +349,7 @@ class _Making:
             self._writer.add_link(f"{STATE}{name}", target)
 
     def configuration(self, config: str, settings: Settings) -> None:
-        """Add the configuration and what it names: passwords, keys, rules."""
+        """Add the configuration and the files that it names: passwords, keys, rules."""
         wanted = [os.path.abspath(config)] if config else []
         for path in [*wanted, *named_files(settings)]:
             try:
@@ -353,7 +359,7 @@ class _Making:
             self._writer.add_open(f"{CONFIG}{path.lstrip('/')}", fd)
 
     def archive(self, settings: Settings) -> None:
-        """Add what the sinks of files hold, with its access."""
+        """Add the files of files sinks and the job log, with modes and ACLs."""
         done = 0
         for name, root in trees_of(settings).items():
             for directory, below, files in os.walk(root):
@@ -369,7 +375,7 @@ class _Making:
 
 
 def trees_of(settings: Settings) -> dict[str, str]:
-    """Directories of sinks of files, and of a job log that is not in the state directory."""
+    """Return directories of files sinks, and of a job log outside the state directory."""
     trees = {f"{ARCHIVE}{name}": settings.sink_path(name) for name in settings.files_sinks()}
     if settings.accounting.location:
         trees[JOB_LOG] = settings.accounting.location

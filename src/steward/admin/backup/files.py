@@ -1,8 +1,8 @@
-"""Which files of the state directory a backup holds, and in which order they are looked at.
+"""Backup contents: which files of the state directory a backup holds, and in which order.
 
-Everything is in it but what is made again by itself, so that a file which comes
-with a later part of Steward is in it as well. The gate's holds are made again from
-the tokens of the jobs that Slurm shows: kept, they would be those of another day.
+Everything is included that Steward does not rebuild itself, so that files of future parts of
+Steward are included too. The gate's holds are excluded: the gate rebuilds them from the
+tokens of the jobs that Slurm shows, and stored ones would be outdated.
 """
 
 import os
@@ -17,7 +17,7 @@ from steward.admin.backup.archive import BackupUnavailable
 from steward.core.config import Settings
 
 BEFORE: Final = "before-restore-"
-"""What a restore moved out of its way."""
+"""Prefix of the directory to which a restore moves the previous state."""
 _TRANSIENT: Final = re.compile(
     r"gate\.db|daemon\.json|(look|standing)-.*\.json|.*\.lock|.*-(wal|shm|journal)|.*\.json\.\d+"
     rf"|{BEFORE}.*|\.restoring.*"
@@ -29,12 +29,12 @@ _FILE_KEYS: Final = re.compile(r"(?!log_)(.*_)?file|directories")
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """Files of the state directory, by their paths below it.
+    """Files of the state directory to back up, by their paths below it.
 
     Attributes:
-        databases: SQLite's, in the order in which they are to be looked at.
-        files: Others.
-        links: Symbolic links within it, and where they lead.
+        databases: SQLite databases, in the order of their read transactions.
+        files: Other files.
+        links: Symbolic links within the directory, with their targets.
     """
 
     databases: tuple[str, ...]
@@ -43,11 +43,11 @@ class Chosen(msgspec.Struct, frozen=True):
 
 
 def chosen(settings: Settings, *, catalogue: bool) -> Chosen:
-    """What of the state directory is in a backup.
+    """Select the files of the state directory for a backup.
 
     Args:
         settings: The whole configuration.
-        catalogue: Whether the catalogue is, which can be made anew from the archive.
+        catalogue: Whether to include the catalog, which can be rebuilt from the archive.
 
     Raises:
         BackupUnavailable: The directory cannot be read.
@@ -69,12 +69,12 @@ def chosen(settings: Settings, *, catalogue: bool) -> Chosen:
 
 
 def in_order(databases: Iterable[str]) -> list[str]:
-    """Databases in the order in which they are to be looked at.
+    """Sort databases into the order of their read transactions.
 
-    Whoever has seen more of somebody than that one has kept would miss what comes next under
-    the same numbers, and whoever has seen less asks again, which is harmless. So each stands
-    before what it has its numbers from: a generation's cursor before its months, rules,
-    whose actions are seen outside, as late as may be, and the journal last.
+    A consumer that is ahead of the source it was copied with would miss what comes next under
+    the same numbers; one that is behind reads again, which is harmless. So each database
+    comes before the one it has its numbers from: a generation's cursor before its months,
+    rules, whose actions have outside effects, as late as possible, and the journal last.
     """
 
     def rank(path: str) -> tuple[int, int, str]:
@@ -90,7 +90,7 @@ def in_order(databases: Iterable[str]) -> list[str]:
 
 
 def named_files(settings: Settings) -> list[str]:
-    """The files that a configuration names, and those in directories that it names: theirs, too."""
+    """Return the files that a configuration names, and those in directories that it names."""
     found: set[str] = set()
     for path in _named(msgspec.to_builtins(settings)):
         if os.path.isfile(path):
@@ -102,6 +102,7 @@ def named_files(settings: Settings) -> list[str]:
 
 
 def _named(table: object) -> Iterator[str]:
+    """Yield the absolute paths under keys that name files or directories."""
     if not isinstance(table, dict):
         return
     for key, value in table.items():
@@ -115,6 +116,7 @@ def _named(table: object) -> Iterator[str]:
 def _walk(
     root: str, passed: set[str], trees: set[str], below: str = ""
 ) -> "Iterator[tuple[str, os.DirEntry[str]]]":
+    """Yield files below the state directory, without transient and excluded ones."""
     try:
         with os.scandir(os.path.join(root, below)) as entries:
             for entry in sorted(entries, key=lambda one: one.name):

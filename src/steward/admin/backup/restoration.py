@@ -1,7 +1,8 @@
-"""Puts a backup back: checked first, then beside its place, then into it.
+"""Restoring a backup: unpack it beside the state directory, then move it into place.
 
-What was copied at slightly different moments is made to fit: the journal waits
-until every consumer has said where it is.
+``restore`` expects a backup that ``archive.check`` has verified. It makes databases consistent
+that were copied at slightly different moments: the journal waits until every consumer has
+reported its position.
 """
 
 import contextlib
@@ -37,22 +38,23 @@ from steward.core.journal.store import put_back
 
 _LOCK: Final = "journal.lock"
 _FRESH: Final = ".restoring"
+"""Directory within the state directory to which the backup is unpacked."""
 _LEAP: Final = 1_000_000_000
-"""Left out where a ledger elsewhere may have seen more of the journal than the backup has."""
+"""Journal positions to skip if a ledger elsewhere may have seen more than the backup has."""
 _WAITING: Final = "incoming"
 
 Show = Callable[[int, int | None, str], None]
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """What a restore did.
+    """Result of a restore.
 
     Attributes:
-        state_dir: Where the state is now.
-        files: How many files were written.
-        aside: Where that is now what was there before; "" where nothing was.
-        written: Files of the configuration that were written.
-        left: Files of the configuration that were there, and are left as they are.
+        state_dir: Path of the state directory.
+        files: Number of written files.
+        aside: Directory of the previous state; "" if there was none.
+        written: Configuration files that were written.
+        left: Configuration files that existed and were left unchanged.
     """
 
     state_dir: str
@@ -71,15 +73,15 @@ def restore(
     now: datetime,
     show: Show = lambda *_: None,
 ) -> Restored:
-    """Put a backup back that was checked.
+    """Restore a verified backup.
 
     Args:
         path: The backup.
-        manifest: What it holds.
-        settings: Where things are to be: the whole configuration.
-        force: Whether a state that is there is moved aside.
-        now: The present moment.
-        show: Is told how far it is.
+        manifest: Its manifest.
+        settings: The whole configuration, with the target directories.
+        force: Whether to move an existing state aside.
+        now: Current time.
+        show: Progress callback.
 
     Raises:
         BackupError: Something is there already, or the archive is not.
@@ -104,7 +106,7 @@ def restore(
 
 
 def _state_dir(state: str, manifest: Manifest) -> os.stat_result:
-    """Make the state directory where there is none; what it is."""
+    """Create the state directory if missing; return its status."""
     if not os.path.isdir(state):
         try:
             uid = pwd.getpwnam(manifest.owner).pw_uid
@@ -121,14 +123,14 @@ def _state_dir(state: str, manifest: Manifest) -> os.stat_result:
 
 
 class _Putting:
-    """The steps of one restore.
+    """Steps of one restore.
 
     Args:
         path: The backup.
-        manifest: What it holds.
-        settings: Where things are to be.
-        owner: The state directory's.
-        show: Is told how far it is.
+        manifest: Its manifest.
+        settings: The whole configuration, with the target directories.
+        owner: Status of the state directory, for owner and group.
+        show: Progress callback.
     """
 
     def __init__(
@@ -155,7 +157,7 @@ class _Putting:
         self._roots = {name: os.path.abspath(root) for name, root in roots.items()}
 
     def look(self, *, force: bool) -> None:
-        """Make sure of everything before anything is changed.
+        """Check all preconditions before anything is changed.
 
         Raises:
             BackupError: Something is there already, or what is needed is not.
@@ -179,11 +181,11 @@ class _Putting:
                 raise BackupError(f"the configuration has no place for {tree}", tree)
 
     def run(self, now: datetime) -> Restored:
-        """Do it."""
+        """Unpack the backup and move it into place."""
         shutil.rmtree(self._fresh, ignore_errors=True)
         os.mkdir(self._fresh, 0o700)
         each(self._path, self._take)
-        # Before they get their owner: what is written here belongs to whoever restores.
+        # Before ownership is set: files written here belong to whoever restores.
         end_revived(self._fresh, self._state, now)
         self._fit()
         aside = self._make_way(now)
@@ -203,7 +205,7 @@ class _Putting:
         return [one.name for one in self._manifest.members if one.name.startswith(prefix)]
 
     def _root_of(self, store: str) -> str:
-        """The archive that a store is in; "" for the state directory's.
+        """Return the archive root of a store; "" for the state directory's.
 
         Raises:
             BackupError: The configuration has no such sink.
@@ -220,7 +222,7 @@ class _Putting:
         return self._roots[f"archive/{name}"]
 
     def _there(self) -> list[str]:
-        """What is in the state directory that a backup would replace."""
+        """List what a restore would replace in the state directory."""
         trees = self._roots.values()
 
         def stays(name: str) -> bool:
@@ -234,6 +236,7 @@ class _Putting:
         return [name for name in sorted(os.listdir(self._state)) if not stays(name)]
 
     def _make_way(self, now: datetime) -> str:
+        """Move the present state aside; return the directory it went to."""
         there = self._there()
         if not there:
             return ""
@@ -245,7 +248,7 @@ class _Putting:
         return aside
 
     def _fit(self) -> None:
-        """Make databases that were looked at one after the other fit each other."""
+        """Make databases consistent that were copied one after the other, and set their owner."""
         path = os.path.join(self._fresh, FILENAME)
         put_back(path, leap=_LEAP if self._settings.bank.database else 0)
         for directory, _, files in os.walk(self._fresh):
@@ -260,6 +263,7 @@ class _Putting:
     # Members
 
     def _take(self, info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
+        """Unpack one member by the prefix of its name."""
         if info.name == MANIFEST:
             return
         self._files += file is not None
@@ -282,6 +286,7 @@ class _Putting:
             self._write(info, file, path, mode=0o600)
 
     def _waiting(self, info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
+        """Unpack an incoming script to its store."""
         _, store, name = info.name.split("/", 2)
         root = self._root_of(store)
         directory = os.path.join(root, ARCHIVE_DIRECTORY) if root else ""
@@ -290,12 +295,13 @@ class _Putting:
             os.makedirs(directory, mode=0o700)
             self._own(directory)
         path = os.path.join(directory, name)
-        # Where the archive survived they are there already, written once and never changed.
+        # In an archive that survived they exist already, written once and never changed.
         if file is not None and not os.path.exists(path):
             self._write(info, file, path, mode=0o600)
             self._own(path)
 
     def _config(self, info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
+        """Unpack a configuration file, unless it exists."""
         path = f"/{info.name.removeprefix(CONFIG)}"
         if file is None:
             return
@@ -309,6 +315,7 @@ class _Putting:
         self._written.append(path)
 
     def _archived(self, info: tarfile.TarInfo, file: IO[bytes] | None) -> None:
+        """Unpack a file or directory of an archive with owner, mode and ACLs."""
         tree = next(
             one for one in self._roots if info.name == one or info.name.startswith(f"{one}/")
         )
@@ -324,7 +331,7 @@ class _Putting:
             os.chown(path, info.uid, info.gid)
         for key, value in info.pax_headers.items():
             if key.startswith(ACL_KEY):
-                # A file system without ACLs keeps what mode and owner let in.
+                # On a file system without ACLs, mode and owner must do.
                 with contextlib.suppress(OSError):
                     os.setxattr(path, key.removeprefix(ACL_KEY), bytes.fromhex(value))
 

@@ -1,1 +1,1 @@
-"""Who is who without the kernel's word: login links, sessions of browsers, tokens of programs."""
+"""Credentials for the web pages and the API: login links, browser sessions, tokens, tickets."""

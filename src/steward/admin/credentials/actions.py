@@ -1,9 +1,9 @@
-"""What can be asked about credentials: links to log in, sessions, tokens.
+"""Actions of credentials: login links, browser sessions, MUNGE tickets, API tokens.
 
-Their context is a :class:`steward.admin.credentials.context.CredentialsRoom`. Sessions are
-opened by the process that serves pages alone, and it can open one only for whom a
-link was made, or whom a proxy names that the configuration trusts, and has a ticket
-only for whose MUNGE credential it brings: it cannot be anybody without one of these.
+Their context is a :class:`steward.admin.credentials.context.CredentialsRoom`. Only the web
+process may open sessions, and only for the user of a login link or one that a trusted proxy
+names; it gets a ticket only for a user whose MUNGE credential it brings. Without one of these
+it cannot act as anybody.
 """
 
 from datetime import timedelta
@@ -45,12 +45,15 @@ from steward.core.errors import Refused, UsageError
 from steward.web.settings import WebSettings
 
 _LONGEST_NAME: Final = 200
+"""Longest name of a token, in characters."""
 _USUAL_TOKEN_S: Final = 90 * 86400.0
+"""Default validity of a token: 90 days, in seconds."""
 _MOST_TOKENS: Final = 100
-"""Of one user, that are good."""
+"""Most valid tokens of one user."""
 
 
 def _login(room: CredentialsRoom, asker: Asker, request: LoginRequest) -> LoginAnswer:  # noqa: ARG001 - it has no fields
+    """Create a login link for the caller."""
     web = room.settings.web
     if not web.listen:
         raise UsageError("there are no pages: set 'listen' in [web], and start 'steward web'")
@@ -76,6 +79,7 @@ def _url(web: WebSettings) -> str:
 
 
 def _open(room: CredentialsRoom, asker: Asker, request: OpenRequest) -> OpenAnswer:
+    """Open a session for a login link or a proxy's user."""
     _only_web(room, asker)
     now = room.now()
     if request.user:
@@ -99,11 +103,12 @@ def _open(room: CredentialsRoom, asker: Asker, request: OpenRequest) -> OpenAnsw
 
 
 def _vouch(room: CredentialsRoom, asker: Asker, request: VouchRequest) -> VouchAnswer:
+    """Verify a MUNGE credential and return a ticket for its user."""
     _only_web(room, asker)
     try:
         uid, user = who_asked(room.settings.web, request)
     except NotLetIn as error:
-        # Not as an error: what they ask is to be counted as theirs, not as their host's.
+        # Not raised as an error: the request must count against the user, not the host.
         return VouchAnswer(uid=error.uid, refused=str(error))
     return VouchAnswer(uid=uid, secret=ticket(uid, user, room.now()))
 
@@ -159,6 +164,7 @@ def _me(room: CredentialsRoom, asker: Asker, request: MeRequest) -> MeAnswer:  #
 
 
 def _token_create(room: CredentialsRoom, asker: Asker, request: TokenCreateRequest) -> TokenAnswer:
+    """Create an API token for the caller, or for another user as root."""
     if asker.how == "token":
         raise Refused("a token makes no tokens")
     uid, user = asker.uid, asker.user
@@ -193,7 +199,7 @@ def _token_create(room: CredentialsRoom, asker: Asker, request: TokenCreateReque
 
 
 def _how(web: WebSettings, asker: Asker) -> str:
-    """How the maker of a token is known: it bounds the token, too."""
+    """Return how the maker of a token was identified: it limits the token too."""
     if asker.how == "session" and web.is_shared:
         return BY_SHARED
     if asker.by_proxy:
@@ -202,7 +208,7 @@ def _how(web: WebSettings, asker: Asker) -> str:
 
 
 def _life_s(web: WebSettings, asker: Asker, wanted_s: float | None) -> float:
-    """How long a token is good: as wanted, or as usual."""
+    """Return a token's validity in seconds: as requested, or the default."""
     days = min(web.token_days, web.munge_token_days) if asker.by_munge else web.token_days
     longest_s = days * 86400.0
     if wanted_s is None:
@@ -216,6 +222,7 @@ def _life_s(web: WebSettings, asker: Asker, wanted_s: float | None) -> float:
 
 
 def _token_list(room: CredentialsRoom, asker: Asker, request: TokenListRequest) -> TokenListAnswer:
+    """List tokens, and sessions if requested."""
     if request.everybodys and not _is_root(room, asker):
         raise Refused("only root and Steward's own user see everybody's tokens")
     uid = None if request.everybodys else asker.uid
@@ -226,6 +233,7 @@ def _token_list(room: CredentialsRoom, asker: Asker, request: TokenListRequest) 
 
 
 def _token_revoke(room: CredentialsRoom, asker: Asker, request: TokenRevokeRequest) -> Answer:
+    """Revoke tokens or sessions, of others as root only."""
     found = [room.store.get(number) for number in request.numbers]
     for one in found:
         if one.uid != asker.uid and not _is_root(room, asker):
@@ -236,7 +244,7 @@ def _token_revoke(room: CredentialsRoom, asker: Asker, request: TokenRevokeReque
 
 
 def _is_root(room: CredentialsRoom, asker: Asker) -> bool:
-    # Who has no name is an administrator by their uid alone.
+    # A caller without a name is an administrator by uid alone.
     by_uid = room.access.is_administrator(Asker(uid=asker.uid), "")
     return by_uid and asker.how in ("socket", "local")
 

@@ -1,7 +1,9 @@
-"""Tickets for one request of somebody whom MUNGE names: a minute long, and kept nowhere.
+"""Credential checks: the user of a session, token or MUNGE credential, and one-minute tickets.
 
-A ticket says whose it is, signed with a key that the daemon's processes have from the one
-that forked them, and that ends with it.
+:class:`CredentialsRoom` is the context of the credentials actions; ``bearer`` finds the user
+of a secret. ``who_asked`` verifies the MUNGE credential of an HTTP request. A ticket then
+stands for that user for one minute. It is stored nowhere: it contains the user, signed with a
+key that the daemon's processes inherit from the parent and that ends with it.
 """
 
 import functools
@@ -29,18 +31,20 @@ from steward.core.timestamps import micros
 from steward.web.settings import WebSettings
 
 PREFIX: Final = "stm_"
+"""Prefix of tickets."""
 LIFE: Final = timedelta(minutes=1)
+"""Validity of a ticket."""
 _KEY: Final = secrets.token_bytes(32)
 
 
 def ticket(uid: int, user: str, now: datetime) -> str:
-    """A ticket for somebody, from now on."""
+    """Make a ticket for a user."""
     text = f"{uid}:{micros(now + LIFE)}:{user}"
     return f"{PREFIX}{_signature(text)}:{text}"
 
 
 def whose(shown: str, now: datetime) -> tuple[int, str]:
-    """The uid and name of whoever has a ticket.
+    """Return the uid and name in a ticket.
 
     Raises:
         NotKnown: It is none of ours, or its minute is over.
@@ -61,21 +65,22 @@ def _signature(text: str) -> str:
 log = logging.getLogger(__name__)
 
 SESSION = "sts_"
+"""Prefix of session secrets."""
 BY_PROXY = "proxy"
-"""How a session was opened on a proxy's word, and what was made in it …"""
+"""How a session was opened by a trusted proxy, and whatever was made in it …"""
 BY_SHARED = "shared"
-"""… and how a token was made in a session on an origin that other applications share."""
+"""… and how a token was made in a session on an origin shared with other applications."""
 _RENEWED_EVERY = timedelta(seconds=10)
-"""How exactly use is told from none: each request would be a write."""
+"""Precision of a session's expiry after use: each request would be a write otherwise."""
 
 
 class CredentialsRoom:
-    """The context of the actions of credentials.
+    """Context of the credentials actions.
 
     Args:
         settings: The whole configuration.
-        access: Decides who may see what.
-        now: Tells the present moment.
+        access: Access decisions.
+        now: Returns the current time.
     """
 
     def __init__(
@@ -87,11 +92,11 @@ class CredentialsRoom:
 
     @functools.cached_property
     def store(self) -> CredentialStore:
-        """The credentials."""
+        """The store of credentials."""
         return CredentialStore(self.settings.state_dir)
 
     def bearer(self, secret: str) -> Asker:
-        """Who brings a session's or a token's secret.
+        """Return the user of a session, token or ticket.
 
         Raises:
             NotKnown: Nobody whom we know.
@@ -117,10 +122,10 @@ class CredentialsRoom:
         )
 
     def _rank(self, kind: Kind, how: str) -> Literal["full", "reads", "user"]:
-        """How far an operator's rights go with a credential.
+        """Return how far an operator's rights go with a credential.
 
-        A page of another application of the same origin can do what a session can, and make
-        tokens with it: those are bound as it was.
+        Another application of the same origin can do what a session can, and make tokens with
+        it: those are limited as the session was.
         """
         web = self.settings.web
         if how == BY_SHARED or (kind == "session" and web.is_shared):
@@ -128,12 +133,12 @@ class CredentialsRoom:
         return "reads" if how == BY_PROXY and not web.proxy_operators else "full"
 
     def is_web(self, asker: Asker) -> bool:
-        """Whether who asks is the process that serves pages, by the kernel's word."""
+        """Return whether the caller is the web process, as the kernel identifies it."""
         return asker.how in ("socket", "local") and asker.uid in web_uids(self.settings)
 
 
 def web_uids(settings: Settings) -> frozenset[int]:
-    """The uids that ``steward web`` may run as: [web] user, where there is a [web] at all."""
+    """Return the uids that ``steward web`` may run as: [web] user, if [web] is configured."""
     if not settings.web.listen:
         return frozenset()
     try:
@@ -143,7 +148,7 @@ def web_uids(settings: Settings) -> frozenset[int]:
 
 
 def uid_of(user: str) -> int:
-    """The uid of a user whom a proxy names.
+    """Return the uid of a user whom a proxy names.
 
     Raises:
         NotKnown: There is none of that name, or it is root or another of the system's.
@@ -158,10 +163,10 @@ def uid_of(user: str) -> int:
 
 
 def who_asked(web: WebSettings, shown: VouchRequest) -> tuple[int, str]:
-    """The uid and name of whoever made the MUNGE credential that came with a request.
+    """Verify the MUNGE credential of an HTTP request; return uid and name of its maker.
 
     Args:
-        web: [web].
+        web: Section [web].
         shown: The credential, and that request.
 
     Raises:
@@ -173,10 +178,10 @@ def who_asked(web: WebSettings, shown: VouchRequest) -> tuple[int, str]:
     """
     if not web.munge:
         raise NotKnown("MUNGE is not asked here ('munge' of [web]): bring a token")
-    # Not what the client calls us: that is what it was told by whoever relays it.
+    # Not the host name that the client used: whoever relays the request may have supplied it.
     origin = urlsplit(web.url).netloc or web.listen
     asked = statement_over(shown.method, shown.target, shown.digest, origin)
-    # Behind a proxy the connection is the proxy's.
+    # Behind a proxy the peer is the proxy.
     if shown.peer not in web.trusted_proxies:
         if is_ipv6(shown.peer):
             raise NotKnown(
@@ -199,7 +204,7 @@ def who_asked(web: WebSettings, shown: VouchRequest) -> tuple[int, str]:
 
 
 def _let_in(web: WebSettings, claim: Claim, asked: bytes) -> str:
-    """The name of whom a credential names, if it is over what was asked, and they may come so."""
+    """Return the user name of a credential, if it covers the request and its user may use MUNGE."""
     wrong = difference(claim.payload, asked)
     if wrong:
         raise NotKnown(f"the MUNGE credential {wrong}")

@@ -1,26 +1,26 @@
-"""What can go wrong with credentials."""
+"""Errors of credentials: the database, unknown credentials, and rejected users."""
 
 from steward.core.errors import Missing, Refused, StewardError, Unavailable
 
 
 class CredentialsError(StewardError):
-    """The database of credentials cannot be used."""
+    """The credentials database cannot be used."""
 
 
 class CredentialsUnavailable(Unavailable):
-    """The database of credentials cannot be used now."""
+    """The credentials database cannot be used now."""
 
 
 class NotKnown(Refused):
-    """A credential that is wrong, over or taken back. Which, is nobody's business."""
+    """A credential is wrong, expired or revoked; the message does not say which."""
 
 
 class NotLetIn(NotKnown):
-    """Somebody whom MUNGE names, and who is not let in with this credential.
+    """A user whom MUNGE identifies is not admitted with this credential.
 
     Args:
         what: One line.
-        uid: Whom it names.
+        uid: Uid that MUNGE reports.
     """
 
     def __init__(self, what: str, uid: int) -> None:
@@ -29,4 +29,4 @@ class NotLetIn(NotKnown):
 
 
 class NoSuchCredential(Missing):
-    """There is no credential of that number, or it is somebody else's."""
+    """There is no credential of that number, or it belongs to another user."""

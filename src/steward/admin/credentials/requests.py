@@ -1,4 +1,4 @@
-"""What is asked and answered about credentials."""
+"""Requests and answers of the credentials actions: login, sessions, MUNGE tickets, tokens."""
 
 from datetime import datetime
 
@@ -9,15 +9,15 @@ from steward.web.settings import WebSettings
 
 
 class LoginRequest(Request, frozen=True, kw_only=True):
-    """credentials.login: a link that logs whoever asks into the pages, once."""
+    """credentials.login: a link that logs the caller into the web pages, once."""
 
 
 class LoginAnswer(Answer, frozen=True, kw_only=True):
-    """A link.
+    """A login link.
 
     Attributes:
         url: The link; secret.
-        expires: Until when it can be used, UTC.
+        expires: End of its validity, UTC.
     """
 
     url: str
@@ -25,11 +25,11 @@ class LoginAnswer(Answer, frozen=True, kw_only=True):
 
 
 class OpenRequest(Request, frozen=True, kw_only=True):
-    """credentials.open: a session for whoever brings a link, or whom a trusted proxy names.
+    """credentials.open: a session for the bearer of a login link, or a trusted proxy's user.
 
     Attributes:
-        secret: The link's secret …
-        user: … or the proxy's user.
+        secret: Secret of the link …
+        user: … or user that the proxy names.
     """
 
     secret: str = ""
@@ -37,12 +37,12 @@ class OpenRequest(Request, frozen=True, kw_only=True):
 
 
 class OpenAnswer(Answer, frozen=True, kw_only=True):
-    """A session.
+    """A browser session.
 
     Attributes:
-        secret: What the browser keeps.
-        user: Whose it is.
-        expires: Until when it is good, UTC.
+        secret: Secret for the browser's cookie.
+        user: User of the session.
+        expires: End of its validity, UTC.
     """
 
     secret: str
@@ -51,17 +51,17 @@ class OpenAnswer(Answer, frozen=True, kw_only=True):
 
 
 class VouchRequest(Request, frozen=True, kw_only=True):
-    """credentials.vouch: a ticket, for one request, for whom MUNGE names.
+    """credentials.vouch: a ticket, for one request, for the user whom MUNGE identifies.
 
-    The text that the credential has to be made over is put together by the daemon, which
-    knows the pages' address: who asks could name that of another service.
+    The daemon, which knows the pages' address, builds the text that the credential must cover:
+    the sender could name the address of another service.
 
     Attributes:
-        credential: The MUNGE credential that came with the request.
-        method: Of that request.
+        credential: MUNGE credential of the request.
+        method: HTTP method of the request.
         target: Its path from ``/api/`` on, with its query.
         digest: SHA-256 of its body, in hexadecimal.
-        peer: Address that its connection comes from.
+        peer: Address of the client.
     """
 
     credential: str
@@ -72,12 +72,12 @@ class VouchRequest(Request, frozen=True, kw_only=True):
 
 
 class VouchAnswer(Answer, frozen=True, kw_only=True):
-    """Whom MUNGE names, and their ticket.
+    """The user whom MUNGE identifies, and a ticket.
 
     Attributes:
-        uid: Theirs.
-        secret: The ticket, in place of a session's secret; "" where they are not let in.
-        refused: Why they are not, in one line.
+        uid: Uid of the user.
+        secret: The ticket, used like a session's secret; "" if the user is rejected.
+        refused: Reason for the rejection, in one line.
     """
 
     uid: int
@@ -86,20 +86,20 @@ class VouchAnswer(Answer, frozen=True, kw_only=True):
 
 
 class PeekRequest(Request, frozen=True, kw_only=True):
-    """credentials.peek: for whom a link is, without taking it.
+    """credentials.peek: the user of a login link, without using it up.
 
     Attributes:
-        secret: The link's.
+        secret: Secret of the link.
     """
 
     secret: str
 
 
 class PeekAnswer(Answer, frozen=True, kw_only=True):
-    """For whom a link is.
+    """The user of a login link.
 
     Attributes:
-        user: That one.
+        user: Name of the user.
     """
 
     user: str
@@ -109,27 +109,27 @@ class CloseRequest(Request, frozen=True, kw_only=True):
     """credentials.close: end a session.
 
     Attributes:
-        secret: The session's.
+        secret: Secret of the session.
     """
 
     secret: str
 
 
 class MeRequest(Request, frozen=True, kw_only=True):
-    """credentials.me: who asks, and what they are."""
+    """credentials.me: the caller, with roles."""
 
 
 class ClusterRole(Shape, frozen=True, kw_only=True):
-    """What somebody is on a cluster.
+    """Roles and rights of the caller on a cluster.
 
     Attributes:
-        cluster: Its name.
-        zone: IANA name of its zone; "" for this host's.
-        operator: Whether they may see and do everything …
+        cluster: Name of the cluster.
+        zone: IANA name of its time zone; "" for this host's.
+        operator: Whether the caller may see and do everything …
         administrator: … and what only Slurm's administrators may.
-        sees_nodes: Whether they may see nodes.
-        sees_jobs: Whether they may see everybody's jobs.
-        coordinates: The accounts that they coordinate.
+        sees_nodes: Whether the caller may see nodes.
+        sees_jobs: Whether the caller may see everybody's jobs.
+        coordinates: Accounts that the caller coordinates.
     """
 
     cluster: str
@@ -142,13 +142,13 @@ class ClusterRole(Shape, frozen=True, kw_only=True):
 
 
 class MeAnswer(Answer, frozen=True, kw_only=True):
-    """Who asks.
+    """The caller, with roles, and the parts of Steward in use.
 
     Attributes:
-        uid: Their uid.
-        user: Their name; "" for none.
-        how: How they are known.
-        clusters: What they are on each cluster.
+        uid: Uid of the caller.
+        user: User name; "" for none.
+        how: Way of identification.
+        clusters: Roles on each cluster.
         bank: Whether there is a bank.
         sensor: Whether there is a sensor.
         rules: Whether rules run.
@@ -164,28 +164,28 @@ class MeAnswer(Answer, frozen=True, kw_only=True):
 
 
 class SettingsRequest(Request, frozen=True, kw_only=True):
-    """credentials.settings: what the process that serves pages has to know."""
+    """credentials.settings: the settings that the web process needs."""
 
 
 class SettingsAnswer(Answer, frozen=True, kw_only=True):
-    """[web].
+    """Section [web] of the configuration.
 
     Attributes:
-        web: It.
+        web: The section.
     """
 
     web: WebSettings
 
 
 class TokenCreateRequest(Request, frozen=True, kw_only=True):
-    """credentials.token_create: a token for a program.
+    """credentials.token_create: an API token for a program.
 
     Attributes:
-        name: What it is for.
-        scopes: What it may do.
-        expires_s: How long it is good, in seconds; None for 90 days, or the longest that one
-            may be good.
-        user: Whose it is; whoever asks if empty.
+        name: Purpose of the token.
+        scopes: Scopes of the token.
+        expires_s: Validity, in seconds; None for 90 days, or the longest validity allowed, if
+            shorter.
+        user: Owner of the token; the caller if empty.
     """
 
     name: str = ""
@@ -195,11 +195,11 @@ class TokenCreateRequest(Request, frozen=True, kw_only=True):
 
 
 class TokenAnswer(Answer, frozen=True, kw_only=True):
-    """A new token.
+    """A new API token.
 
     Attributes:
-        secret: What the program keeps; never told again.
-        token: What is kept of it here.
+        secret: The token for the program; never shown again.
+        token: Stored record of the token.
     """
 
     secret: str
@@ -207,11 +207,11 @@ class TokenAnswer(Answer, frozen=True, kw_only=True):
 
 
 class TokenListRequest(Request, frozen=True, kw_only=True):
-    """credentials.token_list: the tokens.
+    """credentials.token_list: list API tokens.
 
     Attributes:
-        everybodys: Those of all users, not of whoever asks alone.
-        sessions: Sessions of browsers, too.
+        everybodys: Whether to list tokens of all users, not just the caller's.
+        sessions: Whether to list browser sessions too.
     """
 
     everybodys: bool = False
@@ -219,20 +219,20 @@ class TokenListRequest(Request, frozen=True, kw_only=True):
 
 
 class TokenListAnswer(Answer, frozen=True, kw_only=True):
-    """Tokens, newest first.
+    """API tokens, newest first.
 
     Attributes:
-        tokens: They.
+        tokens: The tokens.
     """
 
     tokens: tuple[Credential, ...]
 
 
 class TokenRevokeRequest(Request, frozen=True, kw_only=True):
-    """credentials.token_revoke: take tokens or sessions back.
+    """credentials.token_revoke: revoke tokens or sessions.
 
     Attributes:
-        numbers: Theirs.
+        numbers: Their numbers.
     """
 
     numbers: tuple[int, ...]

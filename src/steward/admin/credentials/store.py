@@ -1,8 +1,8 @@
-"""credentials.db: login links, sessions and tokens. Of a secret only its SHA-256 is kept.
+"""Credential store credentials.db: login links, sessions and tokens, by SHA-256 of their secret.
 
-The secrets are 256 random bits, so that a plain digest is as good as a slow one.
-A credential belongs to a uid and to the name that this uid had: if either means
-somebody else by now, it is worth nothing.
+Secrets are 256 random bits, so a plain digest is as safe as a slow one. A credential belongs
+to a uid and to the user name that the uid had; it is worthless once either means another user.
+``end_revived`` ends credentials of a restored backup that were revoked since.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ NAME: Final = "credentials.db"
 Kind = Literal["login", "session", "token"]
 _PREFIX: Final[dict[Kind, str]] = {"login": "stl_", "session": "sts_", "token": "stt_"}
 _USED_EVERY: Final = timedelta(minutes=1)
-"""How exactly it is kept when a credential was used last: each request would be a write."""
+"""Precision of a credential's last use: each request would be a write otherwise."""
 
 _MIGRATIONS: Final = (
     """
@@ -65,20 +65,20 @@ _COLUMNS: Final = (
 
 
 class Credential(msgspec.Struct, frozen=True, kw_only=True):
-    """One credential, without its secret.
+    """Stored record of a credential, without its secret.
 
     Attributes:
-        id: Its number.
+        id: Number of the credential.
         kind: ``login``, ``session`` or ``token``.
-        uid: Whose it is …
-        user: … under this name.
-        how: How its owner was known when it was made: ``socket``, ``local``, ``proxy`` …
-        name: What its owner calls it.
-        scopes: What a token is good for.
-        created: When it was made, UTC.
-        expires: Until when it is good, UTC.
-        used: When it was used last, to a minute; None for never.
-        ended: When it was taken back, or used up; None for not.
+        uid: Uid of its owner …
+        user: … with this user name.
+        how: How its owner was identified at creation: ``socket``, ``local``, ``proxy`` …
+        name: Purpose, as its owner wrote it.
+        scopes: Scopes of a token.
+        created: Creation time, UTC.
+        expires: End of validity, UTC.
+        used: Last use, to a minute; None for never.
+        ended: Time it was revoked, or used up; None for not.
     """
 
     id: int
@@ -95,7 +95,7 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CredentialStore:
-    """The credentials of a state directory; to be used by one thread at a time.
+    """Credentials of a state directory; for one thread at a time.
 
     Args:
         state_dir: Steward's state directory.
@@ -108,7 +108,7 @@ class CredentialStore:
             self._connection: Connection = open_database(self._path, _MIGRATIONS)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the database."""
         self._connection.close()
 
     def make(
@@ -123,14 +123,14 @@ class CredentialStore:
         name: str = "",
         scopes: tuple[TokenScope, ...] = (),
     ) -> tuple[str, Credential]:
-        """Make a credential; its secret, which is never told again, and what is kept of it."""
+        """Create a credential; return its secret, which is not stored, and its record."""
         secret = _PREFIX[kind] + secrets.token_urlsafe(32)
         row = (
             *(kind, _digest(secret), uid, user, how, name, ",".join(scopes)),
             *(micros(now), micros(expires)),
         )
         with _ours(), transaction(self._connection, self._path) as connection:
-            # What is over for long is nobody's use; tokens are listed for a while.
+            # Long expired credentials are useless; tokens stay listed for a while.
             connection.execute(
                 "DELETE FROM credential WHERE expires_us < ?", (micros(now - timedelta(days=30)),)
             )
@@ -142,7 +142,7 @@ class CredentialStore:
         return secret, self.get(number)
 
     def get(self, number: int) -> Credential:
-        """The credential of that number.
+        """Return the credential of that number.
 
         Raises:
             NoSuchCredential: There is none.
@@ -157,10 +157,10 @@ class CredentialStore:
         return _credential(row)
 
     def known(self, kind: Kind, secret: str, now: datetime) -> Credential:
-        """Whose secret this is.
+        """Return the valid credential of a secret.
 
         Raises:
-            NotKnown: Nobody's, or not any more.
+            NotKnown: The secret is unknown, or no longer valid.
         """
         with _ours():
             row = self._connection.execute(
@@ -177,7 +177,7 @@ class CredentialStore:
         return found
 
     def use_up(self, secret: str, now: datetime) -> Credential:
-        """Take a login link: whose it is, and nobody can take it again.
+        """Use a login link up: return its credential and invalidate it.
 
         Raises:
             NotKnown: It is no link, or was taken before, or is too old.
@@ -193,15 +193,15 @@ class CredentialStore:
         return found
 
     def renew(self, number: int, expires: datetime) -> None:
-        """Let a credential be good until then."""
+        """Extend a credential's validity."""
         self._set("expires_us", number, expires)
 
     def end(self, number: int, now: datetime) -> None:
-        """Take a credential back."""
+        """Revoke a credential."""
         self._set("ended_us", number, now)
 
     def all_of(self, kind: Kind, uid: int | None = None) -> list[Credential]:
-        """The credentials of a kind, newest first; of one user, or of all."""
+        """Return the credentials of a kind, newest first; of one user, or of all."""
         with _ours():
             rows = self._connection.execute(
                 f"SELECT {_COLUMNS} FROM credential WHERE kind = ? "  # noqa: S608 - our own words
@@ -221,12 +221,12 @@ class CredentialStore:
 
 
 def end_revived(restored: str, before: str, now: datetime) -> None:
-    """End the credentials of a backup that were revoked after it was made, or that may have been.
+    """End credentials of a restored backup that were revoked, or may have been, since the backup.
 
     Args:
-        restored: The state directory that the backup was put into.
-        before: The one that it replaces: a credential stays good if it is good there.
-        now: The present moment.
+        restored: State directory with the restored files.
+        before: State directory that it replaces: a credential valid there stays valid.
+        now: Current time.
 
     Raises:
         CredentialsError: The backup's are damaged.
@@ -248,7 +248,7 @@ def end_revived(restored: str, before: str, now: datetime) -> None:
 
 
 def _good_in(state_dir: str) -> frozenset[bytes]:
-    """Digests of the credentials that nobody has revoked; none where that cannot be read."""
+    """Return digests of credentials that are not revoked; none if they cannot be read."""
     if not os.path.exists(os.path.join(state_dir, NAME)):
         return frozenset()
     try:
@@ -271,7 +271,7 @@ _ANEW: Final[dict[Kind, str]] = {
 
 
 def is_still(uid: int, user: str) -> bool:
-    """Whether a uid has the name that it had."""
+    """Return whether a uid still has the user name."""
     try:
         return pwd.getpwuid(uid).pw_name == user
     except KeyError:
@@ -301,7 +301,7 @@ def _credential(row: Any) -> Credential:
 
 @contextmanager
 def _ours() -> Iterator[None]:
-    """Turn what SQLite says into errors of this room."""
+    """Translate SQLite errors into errors of this package."""
     try:
         yield
     except SqliteUnavailable as error:

@@ -1,1 +1,1 @@
-"""``steward doctor``: whether all is as it must be for Steward to keep a cluster's books."""
+"""Health checks of the installation: ``steward doctor``."""

@@ -1,4 +1,8 @@
-"""What the doctor can be asked: to look at everything, or at some of it."""
+"""Action ``doctor.run``: run the health checks in processes of their own and collect findings.
+
+``run_apart`` forks a process for each check, four at a time, and kills one that exceeds its
+time limit, so that a check that hangs or crashes cannot stop the others.
+"""
 
 import os
 import select
@@ -31,16 +35,18 @@ from steward.core.processes import end_below, end_with
 from steward.jobs.queries import clusters_of
 
 Work = Callable[[], Sequence[Finding]]
-"""A check, with all that it looks at."""
+"""A check bound to its context; returns findings."""
 
 _AT_ONCE: Final = 4
+"""Most checks that run at the same time."""
 _READ: Final = 1 << 16
+"""Bytes read from a check's pipe at once."""
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(tuple[Finding, ...]).decode
 
 
 class _Running(msgspec.Struct):
-    """A check under way."""
+    """A running check process, with the output so far."""
 
     number: int
     pid: int
@@ -50,11 +56,11 @@ class _Running(msgspec.Struct):
 
 
 def run_apart(works: Sequence[Work], timeout_s: float) -> list[tuple[Finding, ...]]:
-    """What each check found, in the order in which they were given.
+    """Run checks in processes of their own; return their findings in the given order.
 
     Args:
         works: The checks.
-        timeout_s: How long each may take, in seconds.
+        timeout_s: Time limit of each check, in seconds.
     """
     found: list[tuple[Finding, ...]] = [()] * len(works)
     waiting = deque(enumerate(works))
@@ -79,6 +85,7 @@ def run_apart(works: Sequence[Work], timeout_s: float) -> list[tuple[Finding, ..
 
 
 def _start(number: int, work: Work, timeout_s: float) -> _Running:
+    """Fork a process for a check."""
     ours, theirs = os.pipe2(os.O_CLOEXEC)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -96,7 +103,7 @@ def _start(number: int, work: Work, timeout_s: float) -> _Running:
 
 
 def _be(work: Work, fd: int, parent: int) -> None:
-    """In the new process: do the check, say what it found, and end."""
+    """Run a check in the forked process, write its findings to the pipe, and exit."""
     code = 1
     try:
         end_with(parent)
@@ -113,12 +120,12 @@ def _said(work: Work) -> tuple[Finding, ...]:
     except StewardError as error:
         return (wrong("", str(error)),)
     except Exception as error:
-        # A check of one thing must not hide what the others say.
+        # A failing check must not hide the findings of the others.
         return (wrong("", f"the check failed, please report it: {type(error).__name__}: {error}"),)
 
 
 def _ready(running: dict[int, _Running]) -> list[_Running]:
-    """Those that have said all, or whose time is over."""
+    """Wait for output; return the checks that ended or exceeded their time limit."""
     poller = select.poll()
     for fd in running:
         poller.register(fd, select.POLLIN)
@@ -135,6 +142,7 @@ def _ready(running: dict[int, _Running]) -> list[_Running]:
 
 
 def _end(one: _Running, timeout_s: float) -> tuple[Finding, ...]:
+    """End a check's process and decode its findings."""
     is_late = time.monotonic() >= one.until
     _kill(one)
     try:
@@ -148,24 +156,26 @@ def _end(one: _Running, timeout_s: float) -> tuple[Finding, ...]:
 
 
 def _kill(one: _Running) -> None:
+    """Kill a check's process and its descendants."""
     os.close(one.fd)
-    # Stopped, it starts nothing more; what it has started would outlive it.
+    # A stopped process starts nothing more; its children would outlive it otherwise.
     os.kill(one.pid, signal.SIGSTOP)
     try:
         end_below(one.pid)
     finally:
         os.kill(one.pid, signal.SIGKILL)
     until = time.monotonic() + 1.0
-    # Who hangs in the kernel is left behind.
+    # A process that hangs in the kernel is left behind.
     while os.waitpid(one.pid, os.WNOHANG)[0] == 0 and time.monotonic() < until:
         time.sleep(0.005)
 
 
 _TIMEOUT_S: Final = 60.0
+"""Time limit of each check, in seconds."""
 
 
 def look(room: DoctorRoom, asker: Asker, request: DoctorRequest) -> DoctorAnswer:
-    """Look at everything, or at some of it.
+    """Run all health checks, or the named ones.
 
     Raises:
         Refused: The asker is no operator of every cluster.
@@ -206,13 +216,13 @@ def _chosen(only: Sequence[str]) -> tuple[Check, ...]:
 
 
 def run(room: DoctorRoom, asker: Asker, request: DoctorRequest) -> DoctorAnswer:
-    """Look at everything, or at some of it.
+    """Run all health checks, or the named ones.
 
     Raises:
         Refused: The asker is no operator of every cluster.
         UsageError: There is no such check.
     """
-    # The checks know of every room: a process that is not asked for them loads none.
+    # The checks import every package, so other processes do not load them.
 
     return look(room, asker, request)
 

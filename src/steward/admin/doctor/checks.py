@@ -1,4 +1,4 @@
-"""Every check there is, by name, in the order in which they are told."""
+"""List of all health checks by name, in the order of the report."""
 
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -11,13 +11,13 @@ from steward.admin.doctor.findings import Finding
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One check.
+    """Declaration of one health check.
 
     Attributes:
-        name: As it is chosen by.
-        help: What it sees to.
-        run: Looks, and says what it found.
-        asks_slurm: Whether it wants to know what Slurm shows.
+        name: Name to select it by.
+        help: What it checks, for people.
+        run: Function that yields its findings.
+        asks_slurm: Whether it needs the output of Slurm's commands.
     """
 
     name: str

@@ -1,6 +1,7 @@
-"""What the checks stand on: the settings, who asks, and what each cluster's Slurm shows.
+"""Context of health checks: settings, caller, and the configuration that each Slurm shows.
 
-Slurm is asked once, before the checks are run, and all of them read what it said.
+``ground_of`` queries every cluster's Slurm once, before the checks run; all of them read the
+result (:class:`Asked`). ``each_cluster`` turns a check of one cluster into a check of all.
 """
 
 import os
@@ -19,20 +20,21 @@ from steward.slurm import Slurm, SlurmError
 from steward.slurm.settings import ClusterSettings
 
 _MOST_PATIENCE_S: Final = 20.0
+"""Longest wait for each command of Slurm, in seconds."""
 
 T = TypeVar("T")
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What a cluster's Slurm says of itself.
+    """Version and configuration of one cluster, as its Slurm reported them.
 
     Attributes:
-        name: The cluster's name in the configuration.
-        settings: How its commands are found.
-        version: Of its commands; None where they cannot be run.
-        no_version: Why not.
-        shown: What ``scontrol show config`` shows; empty where slurmctld does not answer.
-        no_answer: Why not; "" where it did.
+        name: Name of the cluster in the configuration.
+        settings: Settings of the cluster.
+        version: Version of Slurm's commands; None if they cannot be run.
+        no_version: The error then.
+        shown: Output of ``scontrol show config``; empty if slurmctld does not answer.
+        no_answer: The error then; "" if it answered.
     """
 
     name: str
@@ -44,31 +46,31 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def slurm(self) -> Slurm:
-        """Its Slurm, to be asked more."""
+        """Client of the cluster's Slurm, for more queries."""
         return Slurm(self.name, self.settings)
 
     @property
     def etc(self) -> str:
-        """Where its slurm.conf is."""
+        """Directory of slurm.conf."""
         path = self.settings.slurm_conf or self.shown.get("SLURM_CONF", "")
         return os.path.dirname(path) if path else "/etc/slurm"
 
     @property
     def slurm_user(self) -> tuple[str, int]:
-        """SlurmUser's name and uid; root's where that is not shown."""
+        """Name and uid of SlurmUser; root's if unknown."""
         return slurm_user(self.shown) or ("root", 0)
 
 
 class Ground(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check may look at.
+    """Context that every check receives.
 
     Attributes:
         settings: The whole configuration.
-        fresh: Makes what the other rooms can be asked for.
-        asker: In whose name.
-        clusters: The clusters whose Slurm is asked from here.
-        own_uid: As whom Steward runs: the owner of its state directory; None before it has one.
-        uid: As whom the checks are run.
+        fresh: Makes an unused registry of other packages' actions.
+        asker: User in whose name the checks run.
+        clusters: Clusters whose Slurm is queried from here.
+        own_uid: Steward's uid, the owner of its state directory; None before there is one.
+        uid: Effective uid of the checks.
     """
 
     settings: Settings
@@ -80,16 +82,16 @@ class Ground(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_root(self) -> bool:
-        """Whether everything may be looked at."""
+        """Whether the checks run as root and may read everything."""
         return self.uid == 0
 
     @property
     def own_name(self) -> str:
-        """The name of whom Steward runs as."""
+        """Name of the user that Steward runs as."""
         return user_name(self.uid if self.own_uid is None else self.own_uid)
 
     def ask(self, action: str, **request: Any) -> Any:
-        """What another room's action answers.
+        """Call another package's action and return its answer.
 
         Raises:
             StewardError: It refuses, or cannot.
@@ -103,11 +105,11 @@ OfCluster = Callable[[Ground, Asked], Iterable[Finding]]
 
 
 def each_cluster(looked_at: str, check: OfCluster) -> Callable[[Ground], Iterator[Finding]]:
-    """A check of every cluster; of one whose slurmctld does not answer it says that.
+    """Make a check of every cluster; clusters whose slurmctld does not answer are skipped.
 
     Args:
-        looked_at: What it would look at.
-        check: What to do with each of the others.
+        looked_at: What the check looks at, for skipped clusters.
+        check: Check of one cluster.
     """
 
     def run(ground: Ground) -> Iterator[Finding]:
@@ -126,13 +128,13 @@ def each_cluster(looked_at: str, check: OfCluster) -> Callable[[Ground], Iterato
 def ground_of(
     settings: Settings, fresh: Callable[[], Registry], asker: Asker, *, asks_slurm: bool = True
 ) -> Ground:
-    """The ground of a configuration; Slurm is asked now.
+    """Make the context of the checks; query Slurm now.
 
     Args:
         settings: The whole configuration.
-        fresh: Makes what the other rooms can be asked for.
-        asker: In whose name.
-        asks_slurm: Whether a check wants to know what Slurm shows.
+        fresh: Makes an unused registry of other packages' actions.
+        asker: User in whose name the checks run.
+        asks_slurm: Whether any check needs Slurm.
     """
     here = [(name, of) for name, of in settings.cluster.items() if of.asks_slurm and not of.remote]
     try:
@@ -150,7 +152,7 @@ def ground_of(
 
 
 def _asked(name: str, of: ClusterSettings) -> Asked:
-    """What a cluster's Slurm says now, waited for no longer than people do."""
+    """Query a cluster's Slurm, with a time-out short enough for a waiting person."""
     patient = min(of.command_timeout_s, _MOST_PATIENCE_S)
     hasty = msgspec.structs.replace(of, command_timeout_s=patient)
     slurm = Slurm(name, hasty)
@@ -174,7 +176,7 @@ def _tried(ask: Callable[[], T]) -> tuple[T | None, str]:
 
 
 def user_name(uid: int) -> str:
-    """A user's name; the uid in digits where it has none."""
+    """Return a user's name; the uid in digits if it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,4 +1,8 @@
-"""Checks of what is kept: the journal and who reads it, sinks, gaps, rules."""
+"""Health checks of Steward's data: journal, sinks, gaps, nodes, rules, prices, ledger, gate.
+
+Each public check takes the context of the checks and yields findings; ``checks.py`` lists
+them.
+"""
 
 import os
 import socket
@@ -29,12 +33,15 @@ from steward.extensions.search_servers import SearchSinkSettings
 from steward.slurm import Machine
 
 _BACKLOG_S: Final = 600.0
+"""Age of a sink's oldest outstanding event, in seconds, that is an error."""
 _KAFKA_S: Final = 10.0
+"""Time-out of queries of brokers and search servers, in seconds."""
 _LISTENER_S: Final = 5.0
+"""Time-out of connecting to the node listener, in seconds."""
 
 
 def journal(ground: Ground) -> Iterator[Finding]:
-    """Whether every consumer keeps up, and nothing was set aside."""
+    """Check that every consumer keeps up and has no dead letters."""
     path = f"{ground.settings.state_dir}/journal.db"
     reader = JournalReader(ground.settings.state_dir)
     try:
@@ -68,7 +75,7 @@ def journal(ground: Ground) -> Iterator[Finding]:
 
 
 def sinks(ground: Ground) -> Iterator[Finding]:
-    """Whether each sink can be reached, and keeps up."""
+    """Check that each sink is reachable and keeps up."""
     if ground.settings.forward.to:
         yield skipped("archive.sinks", f"{ground.settings.forward.to} keeps the archive")
         return
@@ -104,7 +111,7 @@ def sinks(ground: Ground) -> Iterator[Finding]:
 
 
 def _reached(ground: Ground, name: str, of: AnySinkSettings) -> tuple[str, str]:
-    """Where a sink is, and why it cannot be reached; "" where it can."""
+    """Return a sink's address and the error of connecting to it, "" for none."""
     where = _place(ground, name, of)
     try:
         if isinstance(of, FilesSinkSettings):
@@ -139,6 +146,7 @@ def _ask_search(of: SearchSinkSettings) -> None:
 
 
 def _ask_kafka(of: KafkaSinkSettings, name: str) -> None:
+    """Query a Kafka broker for the sink's topic."""
     from steward.extensions.kafka import KafkaUnavailable, Reached
 
     broker: KafkaSettings = of.broker
@@ -151,7 +159,7 @@ def _ask_kafka(of: KafkaSinkSettings, name: str) -> None:
 
 
 def owners(ground: Ground) -> Iterator[Finding]:
-    """Whether owners can be let in to their files by ACL."""
+    """Check that each archive's file system has ACLs, which admit owners to their files."""
     looked_at = "POSIX access control lists"
     trees = ground.settings.files_sinks()
     for name, sink in trees.items():
@@ -179,7 +187,7 @@ def owners(ground: Ground) -> Iterator[Finding]:
 
 
 def gaps(ground: Ground) -> Iterator[Finding]:
-    """Whether anything is missing in the books of the last day."""
+    """Check for gaps in accounting within the last day."""
     looked_at = "steward accounting gaps -S now-1day"
     if ground.settings.forward.to:
         yield skipped(looked_at, f"{ground.settings.forward.to} keeps the books")
@@ -194,7 +202,7 @@ def gaps(ground: Ground) -> Iterator[Finding]:
 
 
 def nodes(ground: Ground) -> Iterator[Finding]:
-    """Whether the nodes' agents are heard."""
+    """Check that the agents of compute nodes report and are accepted."""
     looked_at = "steward agent on compute nodes"
     if not ground.settings.nodes.listen:
         yield skipped(looked_at, "[nodes] listen is not set")
@@ -243,7 +251,7 @@ def nodes(ground: Ground) -> Iterator[Finding]:
 
 
 def _listener_away(nodes: NodesSettings) -> str:
-    """Why nobody is at the port of a listener of its own; "" where somebody is."""
+    """Return why a separate node listener does not accept connections; "" if it does."""
     if not nodes.listener:
         return ""
     host, port = host_and_port(nodes.listen) or ("", 0)
@@ -262,7 +270,7 @@ def _remedy(why: str) -> str:
 
 
 def rules(ground: Ground) -> Iterator[Finding]:
-    """Whether every rule can be read."""
+    """Check that every rule file is valid."""
     looked_at = ", ".join(ground.settings.rules.directories) or "the rules"
     if not ground.settings.rules.enabled:
         yield skipped(looked_at, "[rules] enabled is not set")
@@ -275,10 +283,12 @@ def rules(ground: Ground) -> Iterator[Finding]:
 
 
 _GATE_S: Final = 5.0
+"""Time-out of queries of the gate, in seconds."""
 _PRICES: Final = "steward bank rate show, and the cluster's partitions"
 
 
 def _prices(ground: Ground, one: Asked) -> Iterator[Finding]:
+    """Check that every partition of a cluster has a rate."""
     if not ground.settings.bank.enabled:
         yield skipped(_PRICES, "there is no bank here")
         return
@@ -302,7 +312,7 @@ def _prices(ground: Ground, one: Asked) -> Iterator[Finding]:
 
 
 def ledger(ground: Ground) -> Iterator[Finding]:
-    """Whether the ledger's proof holds, and holds match jobs."""
+    """Check that the ledger adds up and SU holds match jobs."""
     looked_at = "steward bank check"
     if not ground.settings.bank.enabled:
         yield skipped(looked_at, "there is no bank here")
@@ -317,7 +327,7 @@ def ledger(ground: Ground) -> Iterator[Finding]:
 
 
 def gate(ground: Ground) -> Iterator[Finding]:
-    """Whether the gate decides, and nobody has switched it off."""
+    """Check that the gate decides and is not switched off."""
     settings = ground.settings
     looked_at = f"{settings.gate.socket}, {settings.gate.off_switch}"
     if not settings.bank.enabled and not settings.gate.ask:
@@ -344,7 +354,7 @@ def gate(ground: Ground) -> Iterator[Finding]:
 
 
 def remote(ground: Ground) -> Iterator[Finding]:
-    """Whether the myBRC server elsewhere can be told."""
+    """Check that a remote myBRC server answers and its balances are recent."""
     url = ground.settings.bank.remote.url
     if not ground.settings.bank.enabled or not url:
         yield skipped("[bank.remote] url", "no myBRC server elsewhere is told")
@@ -370,7 +380,7 @@ def remote(ground: Ground) -> Iterator[Finding]:
 
 
 def _balances(settings: Settings, url: str) -> Finding:
-    """How old the balances are that the server said."""
+    """Check the age of the balances from the remote server."""
     at_us = GateLink(settings.state_dir, _GATE_S).state().remote_at_us
     age_s = time.time() - at_us / 1e6
     if at_us and age_s <= settings.bank.remote.balance_age_s:

@@ -1,4 +1,7 @@
-"""What a check says: what it looked at, what is the matter, and what mends it."""
+"""Findings of health checks: their type, constructors, and the request and answer of doctor.run.
+
+``ok``, ``warning``, ``wrong`` and ``skipped`` make a :class:`Finding` of that status.
+"""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -9,22 +12,22 @@ from steward.core.actions import Answer, Registry, Request, Shape
 from steward.core.config import Settings
 
 Status = Literal["ok", "warning", "wrong", "skipped"]
-"""``warning`` costs something, or will soon; ``wrong`` is not as it must be; what is
-``skipped`` was not looked at, and ``what`` says why."""
+"""Status of a finding: ``warning`` has a cost now or soon; ``wrong`` must be repaired;
+``skipped`` was not checked, and ``what`` says why."""
 
 RANK: Final[dict[Status, int]] = {"skipped": 0, "ok": 0, "warning": 1, "wrong": 2}
 
 
 class Finding(Shape, frozen=True, kw_only=True):
-    """What one check found of one thing.
+    """Result of one check for one object.
 
     Attributes:
-        check: The check's name.
-        of: Which cluster, sink, file or part it is about; "" where there is just one.
-        status: How it stands.
-        looked_at: What was looked at.
-        what: What was found.
-        mend: Commands to type, or lines to set, that mend it.
+        check: Name of the check.
+        of: Cluster, sink, file or worker concerned; "" if there is just one.
+        status: Status of the object.
+        looked_at: What was checked.
+        what: Result, in words.
+        mend: Commands to type, or lines to set, that repair it.
     """
 
     check: str = ""
@@ -36,32 +39,32 @@ class Finding(Shape, frozen=True, kw_only=True):
 
 
 def ok(looked_at: str, what: str, *, of: str = "") -> Finding:
-    """All is as it should be."""
+    """Make a finding without a problem."""
     return Finding(status="ok", looked_at=looked_at, what=what, of=of)
 
 
 def warning(looked_at: str, what: str, *mend: str, of: str = "") -> Finding:
-    """It works, but at a price, or not for long."""
+    """Make a finding that something works at a cost, or not for long."""
     return Finding(status="warning", looked_at=looked_at, what=what, mend=mend, of=of)
 
 
 def wrong(looked_at: str, what: str, *mend: str, of: str = "") -> Finding:
-    """It is not as it must be."""
+    """Make a finding that something must be repaired."""
     return Finding(status="wrong", looked_at=looked_at, what=what, mend=mend, of=of)
 
 
 def skipped(looked_at: str, why: str, *, of: str = "") -> Finding:
-    """It was not looked at."""
+    """Make a finding that something was not checked, with the reason."""
     return Finding(status="skipped", looked_at=looked_at, what=why, of=of)
 
 
 def several(count: int, what: str) -> str:
-    """So many of something, in words: ``1 job``, ``2 jobs``."""
+    """Format a count with its noun: ``1 job``, ``2 jobs``."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def worst(statuses: tuple[Status, ...]) -> Status:
-    """The worst of some; ``ok`` where nothing was looked at."""
+    """Return the worst of several statuses; ``ok`` if nothing was checked."""
     return max(statuses, key=RANK.__getitem__, default="ok") if _tells(statuses) else "ok"
 
 
@@ -70,7 +73,7 @@ def _tells(statuses: tuple[Status, ...]) -> bool:
 
 
 class DoctorRequest(Request, frozen=True, kw_only=True):
-    """doctor.run: look whether all is as it must be.
+    """doctor.run: run the health checks.
 
     Attributes:
         only: Names of checks; all of them if empty.
@@ -80,15 +83,15 @@ class DoctorRequest(Request, frozen=True, kw_only=True):
 
 
 class DoctorAnswer(Answer, frozen=True, kw_only=True):
-    """What was found.
+    """Findings of the health checks.
 
     Attributes:
-        findings: What each check says, in the order of the checks.
-        status: The worst of it.
-        host: The host that was looked at.
-        steward: Version of the Steward that looked.
-        taken_at: When.
-        took_s: How long that took, in seconds.
+        findings: Findings in the order of the checks.
+        status: Worst status of all findings.
+        host: Name of the checked host.
+        steward: Version of Steward.
+        taken_at: Start time of the checks.
+        took_s: Duration of the checks, in seconds.
     """
 
     findings: tuple[Finding, ...]
@@ -100,13 +103,13 @@ class DoctorAnswer(Answer, frozen=True, kw_only=True):
 
 
 class DoctorRoom:
-    """The context of the doctor's action.
+    """Context of the action doctor.run.
 
     Args:
         settings: The whole configuration.
-        access: Who may see what.
-        fresh: Makes rooms that nobody has used: each check is a process of its own, and what
-            another has open (a connection to a database) is not for it to use.
+        access: Access decisions.
+        fresh: Makes an unused action registry: each check is a process of its own and must not
+            use what another has open (a connection to a database).
     """
 
     def __init__(

@@ -1,4 +1,8 @@
-"""Checks of this machine: the configuration, the state directory, disks, the SQLite library."""
+"""Health checks of this host: settings, file permissions, SQLite, disks, daemon, web, MUNGE.
+
+Each public check takes the context of the checks and yields findings; ``checks.py`` lists
+them.
+"""
 
 import contextlib
 import os
@@ -28,13 +32,16 @@ from steward.web.settings import HEALTH, HEALTHY
 
 _SECRETS: Final = ("key_file", "password_file", "api_key_file", "token_file", "secret_file")
 _LITTLE: Final = 0.10
+"""Share of free space or inodes below which a check warns."""
 _TOO_LITTLE: Final = 0.02
+"""Share of free space or inodes below which a check reports an error."""
 _ENOUGH_BYTES: Final = 20 << 30
+"""Free space, in bytes, that is enough whatever its share."""
 _GIB: Final = 1 << 30
 
 
 def configuration(ground: Ground) -> Iterator[Finding]:
-    """What a look at this host tells of the settings: files, users, Python packages."""
+    """Check the files, users and Python packages that the settings name."""
     looked_at = "the settings, and what they name on this host"
     found = False
     for problem in mistakes(ground.settings):
@@ -51,7 +58,7 @@ def configuration(ground: Ground) -> Iterator[Finding]:
 
 
 def file_of_settings(path: str) -> Finding:
-    """Who may read and change the configuration's file."""
+    """Check who may read and change the configuration file."""
     try:
         status = os.stat(path)
     except OSError as error:
@@ -67,7 +74,7 @@ def file_of_settings(path: str) -> Finding:
 
 
 def secrets(ground: Ground) -> Iterator[Finding]:
-    """Whether the files of keys, passwords and tokens are closed to others."""
+    """Check that files with keys, passwords and tokens are closed to others."""
     looked_at = "files of keys, passwords and tokens"
     files = sorted(set(_secret_files(ground.settings)))
     files += [f"{ground.settings.state_dir}/gate.key"]
@@ -76,7 +83,7 @@ def secrets(ground: Ground) -> Iterator[Finding]:
         try:
             mode = stat.S_IMODE(os.stat(path).st_mode)
         except OSError:
-            continue  # what the settings name and is not there, the check settings tells
+            continue  # the check "settings" reports missing files
         seen += 1
         if mode & 0o007:
             strange = True
@@ -86,6 +93,7 @@ def secrets(ground: Ground) -> Iterator[Finding]:
 
 
 def _secret_files(section: Section) -> Iterator[str]:
+    """Yield the files of keys, passwords and tokens that a section names."""
     for field in msgspec.structs.fields(type(section)):
         value = getattr(section, field.name)
         if isinstance(value, Section):
@@ -99,7 +107,7 @@ def _secret_files(section: Section) -> Iterator[str]:
 
 
 def library(_ground: Ground) -> Iterator[Finding]:
-    """Whether the SQLite library is one that keeps what it is given."""
+    """Check that the SQLite library has no known corruption bug."""
     looked_at = "the SQLite library"
     version = dbapi2.sqlite_version
     if dbapi2.sqlite_version_info < OLDEST_SAFE:
@@ -114,7 +122,7 @@ def library(_ground: Ground) -> Iterator[Finding]:
 
 
 def state(ground: Ground) -> Iterator[Finding]:
-    """Whether the state directory is local, Steward's, and nobody else's."""
+    """Check that the state directory is on a local disk and only Steward's."""
     path = ground.settings.state_dir
     try:
         status = os.stat(path)
@@ -135,7 +143,7 @@ def state(ground: Ground) -> Iterator[Finding]:
 
 
 def _owners(ground: Ground, path: str) -> Iterator[Finding]:
-    """Whether the files in it are Steward's: one that is root's stops a daemon that is not."""
+    """Check that Steward owns its files: a file of root's stops a daemon that is not root."""
     if not ground.is_root and ground.uid != ground.own_uid:
         yield skipped(path, "only root and Steward's user can look into it")
         return
@@ -151,20 +159,20 @@ def _owners(ground: Ground, path: str) -> Iterator[Finding]:
 
 
 def _owned(path: str) -> Iterator[tuple[str, int]]:
-    """Whose each of Steward's databases is, those of the catalogue among them."""
+    """Yield name and owner's uid of each file beside Steward's databases, catalog included."""
     for directory in (path, f"{path}/catalogue"):
         try:
             entries = list(os.scandir(directory))
         except FileNotFoundError:
             continue
         for entry in entries:
-            # SQLite removes files of its own when the last one has closed a database.
+            # SQLite deletes its side files when the last connection closes a database.
             with contextlib.suppress(FileNotFoundError):
                 yield entry.name, entry.stat(follow_symlinks=False).st_uid
 
 
 def disks(ground: Ground) -> Iterator[Finding]:
-    """Whether there is room for what is to be kept."""
+    """Check the free space of every file system that Steward writes to."""
     for of, path in places(ground.settings):
         try:
             status = os.statvfs(path)
@@ -175,7 +183,7 @@ def disks(ground: Ground) -> Iterator[Finding]:
 
 
 def places(settings: Settings) -> Iterator[tuple[str, str]]:
-    """The directories that Steward writes to, with what they are for."""
+    """Yield the directories that Steward writes to, with their purpose."""
     yield "state", settings.state_dir
     for name, sink in settings.files_sinks().items():
         yield f"archive.{name}", settings.sink_path(name)
@@ -184,16 +192,16 @@ def places(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def room(of: str, path: str, status: os.statvfs_result) -> Finding:
-    """Whether a file system has room.
+    """Check free space and free inodes of one file system.
 
     Args:
-        of: What is kept there.
-        path: Where.
-        status: As statvfs(3) tells it.
+        of: Purpose of the directory.
+        path: The directory.
+        status: Result of statvfs(3).
     """
     free = status.f_bavail * status.f_frsize
     share = status.f_bavail / status.f_blocks if status.f_blocks else 1.0
-    # Some file systems (btrfs, many on a network) count no files.
+    # Some file systems (btrfs, many network file systems) have no inode count.
     inodes = status.f_favail / status.f_files if status.f_files else 1.0
     text = f"{free / _GIB:.1f} GiB are free ({share:.0%}), and {inodes:.0%} of its files"
     looked_at = f"the file system of {path}"
@@ -215,13 +223,17 @@ def _start() -> str:
 _MUNGE: Final = "/run/munge"
 _VENDOR: Final = "web/static/vendor"
 _CONNECT_S: Final = 5.0
+"""Time-out of connecting to the daemon's socket, in seconds."""
 _WEB_S: Final = 10.0
+"""Time-out of requests to the web pages, in seconds."""
 _OFTEN: Final = 3
+"""Restarts of a worker that count as an error."""
 _LATELY: Final = timedelta(minutes=10)
+"""Age of a worker's error up to which it is reported."""
 
 
 def daemon(ground: Ground) -> Iterator[Finding]:
-    """Whether the daemon listens."""
+    """Check that the daemon answers on its socket."""
     path = ground.settings.socket
     mend = ("systemctl start steward", "journalctl -u steward -p warning")
     if ground.settings.forward.to or not path:
@@ -243,7 +255,7 @@ def daemon(ground: Ground) -> Iterator[Finding]:
 
 
 def parts(ground: Ground) -> Iterator[Finding]:
-    """Whether each part of the daemon runs, and has not been restarted again and again."""
+    """Check that each worker of the daemon runs and does not restart repeatedly."""
     looked_at = f"{ground.settings.state_dir}/daemon.json"
     mend = ("journalctl -u steward -p warning", "systemctl restart steward")
     standing = workers.read(ground.settings.state_dir)
@@ -274,7 +286,7 @@ def parts(ground: Ground) -> Iterator[Finding]:
 
 
 def web(ground: Ground) -> Iterator[Finding]:
-    """Whether the pages are served, with all that they are made of."""
+    """Check that the web pages answer and their static files are installed."""
     of = ground.settings.web
     if not of.listen:
         yield skipped("[web] listen", "there are no pages here")
@@ -300,7 +312,7 @@ def web(ground: Ground) -> Iterator[Finding]:
     connection = http.client.HTTPConnection(host, int(port), timeout=_WEB_S)
     if of.certificate_file:
         context = ssl.create_default_context()
-        # Whom the certificate names is the browsers' matter: here it is our own host.
+        # This connects to our own host: browsers check the name in the certificate.
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
         connection = http.client.HTTPSConnection(host, int(port), timeout=_WEB_S, context=context)
@@ -325,7 +337,7 @@ def web(ground: Ground) -> Iterator[Finding]:
 
 
 def munge(ground: Ground) -> Iterator[Finding]:
-    """Whether commands on other hosts can be known without a token."""
+    """Check that MUNGE can identify users of commands on other hosts."""
     of = ground.settings.web
     looked_at = of.munge_socket or _MUNGE
     if not of.listen or not of.munge:

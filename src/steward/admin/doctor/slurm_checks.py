@@ -1,4 +1,9 @@
-"""Checks of slurmctld and its settings: does it answer, on which hosts, by which clock."""
+"""Health checks of Slurm: slurmctld, clocks, plugins, triggers, and the spool.
+
+Checks of one cluster are wrapped by ``each_cluster`` into the public checks ``hosts``,
+``memory``, ``cost``, ``clocks``, ``usage``, ``spank``, ``jobcomp``, ``submit``, ``triggers``;
+``answers`` and ``spool`` handle clusters themselves. ``checks.py`` lists them all.
+"""
 
 import contextlib
 import os
@@ -32,10 +37,13 @@ _OLDEST: Final = (22, 5)
 _NEWEST: Final = (26, 5)
 _SECONDS: Final = re.compile(r"(\d+)\s*sec")
 _SKEW_S: Final = 2.0
+"""Clock skew, in seconds, from which a check warns."""
 _MUNGE_S: Final = 60.0
-"""MUNGE takes a credential of 300 s; a clock that is off by a part of that will be by all of it."""
+"""Clock skew, in seconds, that is an error: MUNGE accepts 300 s, and clocks drift on."""
 _SHORT_MEMORY_S: Final = 60
+"""Shortest good MinJobAge, and longest good poll interval, in seconds."""
 _NEARLY_ALL: Final = 0.9
+"""Share of MaxJobCount from which a check warns."""
 
 
 def answers(ground: Ground, *, ping_s: float = 8.0) -> Iterator[Finding]:
@@ -53,6 +61,7 @@ def answers(ground: Ground, *, ping_s: float = 8.0) -> Iterator[Finding]:
 
 
 def _answer(one: Asked, ping_s: float) -> Finding:
+    """Check the version and answers of one cluster's Slurm."""
     looked_at = "squeue --version, scontrol show config"
     if one.version is None:
         return wrong(
@@ -82,7 +91,7 @@ def _answer(one: Asked, ping_s: float) -> Finding:
 
 
 def _silent(one: Asked, looked_at: str, ping_s: float) -> Finding:
-    """Tell a slurmctld that does not run from a busy one: that answers a ping."""
+    """Distinguish a stopped slurmctld from a busy one, which still answers a ping."""
     try:
         pings = Machine(one.name, one.settings).controllers(timeout_s=ping_s)
     except SlurmUnavailable:
@@ -114,6 +123,7 @@ def _silent(one: Asked, looked_at: str, ping_s: float) -> Finding:
 
 
 def _hosts_of(ground: Ground, one: Asked) -> Iterator[Finding]:
+    """Check that every slurmctld host's spool is captured."""
     hosts = [
         re.split(r"[(:]", value)[0].strip()
         for name, value in one.shown.items()
@@ -162,6 +172,7 @@ def _hosts_of(ground: Ground, one: Asked) -> Iterator[Finding]:
 
 
 def _memory(_ground: Ground, one: Asked) -> Iterator[Finding]:
+    """Check that slurmctld keeps ended jobs long enough and has room for new ones."""
     looked_at = "MinJobAge, MaxJobCount"
     age = int(found[1]) if (found := _SECONDS.match(one.shown.get("MinJobAge", ""))) else 0
     most = int(one.shown.get("MaxJobCount", "0") or 0)
@@ -192,6 +203,7 @@ def _memory(_ground: Ground, one: Asked) -> Iterator[Finding]:
 
 
 def _cost(_ground: Ground, one: Asked) -> Iterator[Finding]:
+    """Check how long one poll of the queue takes."""
     looked_at = "one squeue, as a look at the queue takes it"
     queue = one.slurm.queue()
     interval_s = one.settings.snapshot_interval_s
@@ -208,11 +220,12 @@ def _cost(_ground: Ground, one: Asked) -> Iterator[Finding]:
 
 
 def _clocks(_ground: Ground, one: Asked) -> Iterator[Finding]:
+    """Check the clocks of slurmctld and nodes against this host's."""
     looked_at = "slurmctld's clock, and when nodes say that their slurmd started"
     began = time.time()
     shown = one.slurm.clock().timestamp()
     ended = time.time()
-    # Slurm cuts the fraction off.
+    # Slurm truncates to whole seconds.
     skew_s = max(began - (shown + 1.0), shown - ended, 0.0)
     if skew_s > _SKEW_S:
         grave = wrong if skew_s > _MUNGE_S else warning
@@ -252,6 +265,7 @@ _NOT_CONTAINED: Final = ("proctrack/pgid", "proctrack/linuxproc")
 
 
 def _usage(ground: Ground, one: Asked) -> Iterator[Finding]:
+    """Check that Slurm or the agents measure what jobs use."""
     shown, tells = one.shown, bool(ground.settings.nodes.listen)
     strange = False
     tracked = shown.get("ProctrackType", "")
@@ -292,6 +306,7 @@ Steward is away for longer than MinJobAge"
 
 
 def _spank(ground: Ground, one: Asked) -> Iterator[Finding]:
+    """Check the SPANK plugin of this host, if it is a node."""
     plugstack = one.shown.get("PlugStackConfig", "") or f"{one.etc}/plugstack.conf"
     ours = our_conf(plugstack)
     lines = shim_lines(plugstack)
@@ -326,7 +341,7 @@ def _nodes_here(one: Asked) -> list[str]:
 
 
 def _libdir(line: ShimLine) -> str:
-    """Where builds lie side by side, as a line that loads one names it."""
+    """Return the directory of all builds, from the library that a line loads."""
     return os.path.dirname(os.path.dirname(line.library)) or DEFAULT_LIBDIR
 
 
@@ -336,6 +351,7 @@ def _version(one: Asked) -> SlurmVersion:
 
 
 def _jobcomp(ground: Ground, one: Asked) -> Iterator[Finding]:
+    """Check that slurmctld writes ended jobs to the file that Steward reads."""
     path = f"{one.etc}/{JOBCOMP}"
     looked_at = f"JobCompType, {path}"
     kind = one.shown.get("JobCompType", "") or "jobcomp/none"
@@ -375,6 +391,7 @@ def _jobcomp(ground: Ground, one: Asked) -> Iterator[Finding]:
 
 
 def _submit(ground: Ground, one: Asked) -> Iterator[Finding]:
+    """Check that slurmctld's submit plugin asks the gate, after all others."""
     named = ",".join(plugins_of(one.shown)) or "(null)"
     looked_at = f"JobSubmitPlugins={named}"
     asks = bool(ASKING_PLUGINS & set(plugins_of(one.shown)))
@@ -393,7 +410,7 @@ def _submit(ground: Ground, one: Asked) -> Iterator[Finding]:
         return
     cluster = one.shown.get("ClusterName", "")
     if PLUGIN in plugins_of(one.shown) and cluster != one.name:
-        # The plugin in C says ClusterName; Lua is not told it, and says what it was given.
+        # The plugin in C sends ClusterName; Lua does not know it and sends the configured name.
         yield wrong(
             f"ClusterName={cluster}",
             f"the gate knows the cluster as {one.name}: of {cluster} it knows nothing",
@@ -408,6 +425,7 @@ def _submit(ground: Ground, one: Asked) -> Iterator[Finding]:
 
 
 def _triggers(ground: Ground, one: Asked) -> Iterator[Finding]:
+    """Check that Steward's triggers are set and can wake the sensor."""
     sensor = ground.settings.sensor
     looked_at = f"strigger --get, {sensor.helper}"
     if not sensor.enabled or not sensor.triggers:
@@ -454,14 +472,15 @@ triggers = each_cluster("strigger --get", _triggers)
 
 
 _PATIENCE_S: Final = 120.0
-"""What has lain there for longer should have been taken."""
+"""Age, in seconds, from which a script in the spool should have been captured."""
 _MOST: Final = 2000
+"""Most scripts of a spool to look up, the newest ones."""
 _JOB: Final = re.compile(r"job\.(\d+)")
 _SPOOL_CHECK: Final = "the spool, and whether what lies in it was taken"
 
 
 def spool(ground: Ground) -> Iterator[Finding]:
-    """Whether each cluster's spool is watched and readable."""
+    """Check that each cluster's spool is readable and its scripts are captured."""
     shown = {one.name: one for one in ground.clusters}
     found = False
     for name, of in ground.settings.cluster.items():
@@ -480,6 +499,7 @@ def spool(ground: Ground) -> Iterator[Finding]:
 
 
 def _spool(ground: Ground, name: str, path: str, *, is_slurms: bool) -> Finding:
+    """Check one cluster's spool: access, file system, captured scripts."""
     own = ground.uid if ground.own_uid is None else ground.own_uid
     try:
         os.stat(path)
@@ -506,7 +526,7 @@ def _spool(ground: Ground, name: str, path: str, *, is_slurms: bool) -> Finding:
 
 
 def _taken(ground: Ground, name: str, path: str, kind: str) -> Finding:
-    """Whether the scripts that have lain there for a while are known to the journal."""
+    """Check that the journal knows the scripts that have been in the spool for a while."""
     old = sorted(_scripts(path))[-_MOST:]
     try:
         missing = _unknown(ground.settings.state_dir, name, old)
@@ -533,14 +553,14 @@ def _taken(ground: Ground, name: str, path: str, kind: str) -> Finding:
 
 
 def _scripts(path: str) -> Iterator[tuple[int, int]]:
-    """Time and job of each script that has lain there for a while."""
+    """Yield time and job id of each script that has been in the spool for a while."""
     before_ns = time.time_ns() - int(_PATIENCE_S * 1e9)
     for hashed in os.scandir(path):
         if not hashed.name.startswith("hash.") or not hashed.is_dir(follow_symlinks=False):
             continue
         for entry in os.scandir(hashed.path):
             job = _JOB.fullmatch(entry.name)
-            # slurmctld removes what is over, also in this moment.
+            # slurmctld may delete entries at any moment.
             with contextlib.suppress(OSError):
                 mtime_ns = os.stat(f"{entry.path}/script", follow_symlinks=False).st_mtime_ns
                 if job is not None and mtime_ns < before_ns:
@@ -548,6 +568,7 @@ def _scripts(path: str) -> Iterator[tuple[int, int]]:
 
 
 def _unknown(state_dir: str, cluster: str, scripts: list[tuple[int, int]]) -> list[int]:
+    """Return the jobs whose scripts the journal does not know."""
     reader = JournalReader(state_dir)
     known = Known(state_dir, reader)
     try:

@@ -1,1 +1,1 @@
-"""Builds, installs and checks what Slurm loads: plugins in C and Lua."""
+"""Plugins that Slurm loads, in C and Lua: build, install and check them."""

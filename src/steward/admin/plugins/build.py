@@ -1,12 +1,12 @@
-"""Compiles what Slurm loads against the headers of one Slurm, beside those of other versions.
+"""Compilation of the C plugins that Slurm loads, against the headers of one Slurm version.
 
-A SPANK plugin serves one major.minor version of Slurm, the submit plugin of slurmctld just
-one patch level, and while a cluster is upgraded two versions run. So builds lie in
-directories named by the version, ``LIBDIR/22.05.8/spank_steward.so``, and none ever takes
-another's place.
+A SPANK plugin works with one major.minor version of Slurm, slurmctld's submit plugin with
+exactly one patch level, and during an upgrade of a cluster two versions run. So builds lie
+side by side in directories named by version, ``LIBDIR/22.05.8/spank_steward.so``, and none
+replaces another's. ``build_plugins`` makes a build; ``find_built`` finds the one for a version.
 
-Prolog and Epilog are told of by a library of their own: for a plugin that has
-hooks for these slurmd starts a process more before each job, and one after it.
+A library of its own reports Prolog and Epilog: for a plugin with these hooks, slurmd starts
+one more process before and one after each job.
 """
 
 import os
@@ -25,8 +25,11 @@ from steward.admin.plugins.errors import BuildFailed, HeadersMissing, NativeErro
 from steward.core.files import open_directory, replacing
 
 LIBRARY: Final = "spank_steward.so"
+"""SPANK plugin that reports steps and tasks."""
 PROLOG_LIBRARY: Final = "spank_steward_prolog.so"
+"""SPANK plugin that reports Prolog and Epilog."""
 SUBMIT_LIBRARY: Final = "job_submit_steward.so"
+"""Submit plugin of slurmctld."""
 HOOKS: Final = {
     LIBRARY: (
         *("slurm_spank_init", "slurm_spank_task_post_fork"),
@@ -35,12 +38,13 @@ HOOKS: Final = {
     PROLOG_LIBRARY: ("slurm_spank_job_prolog", "slurm_spank_job_epilog"),
     SUBMIT_LIBRARY: ("init", "fini", "job_submit", "job_modify"),
 }
-"""What each library shows Slurm; those of SPANK are made of the same sources."""
+"""Symbols that each library exports to Slurm; both SPANK libraries have the same sources."""
 SHIM: Final = (LIBRARY, PROLOG_LIBRARY)
-"""The libraries of compute nodes."""
+"""Libraries for compute nodes."""
 DEFAULT_LIBDIR: Final = "/usr/local/lib/steward"
+"""Default directory of all builds."""
 HEADER_DIRECTORIES: Final = ("/usr/include", "/usr/local/include", "/opt/slurm/include")
-"""Where headers are looked for if nobody says where they are."""
+"""Default directories to search for headers."""
 
 _OF_SPANK: Final = (
     *("spank_steward.c", "shim_line.c", "shim_step.c", "facts.c", "mounts.c", "utf8.c"),
@@ -50,7 +54,7 @@ SOURCES: Final = {
     PROLOG_LIBRARY: _OF_SPANK,
     SUBMIT_LIBRARY: ("job_submit_steward.c", "gate_ask.c", "gate_conf.c", "gate_wire.c", "utf8.c"),
 }
-"""What each library is compiled from."""
+"""Sources of each library."""
 _HEADERS: Final = ("facts.h", "gate.h", "mounts.h", "shim.h", "utf8.h")
 FLAGS: Final = (
     *("-std=gnu11", "-O2", "-g", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"),
@@ -60,18 +64,19 @@ FLAGS: Final = (
 _OF_EVERY_PLUGIN: Final = ("plugin_name", "plugin_type", "plugin_version")
 _OF_SPANK_PLUGINS: Final = ("spank_plugin_version",)
 _TIMEOUT_S: Final = 120.0
+"""Longest run of the compiler, in seconds."""
 _NUMBER: Final = re.compile(r"#define\s+SLURM_VERSION_NUMBER\s+0x([0-9a-fA-F]+)")
 _DESCRIPTION: Final = re.compile(r"struct job_descriptor\s*{.*?}\s*job_desc_msg_t;", re.DOTALL)
 _LIKE_VERSION: Final = re.compile(r"(\d{2})\.(\d{2})(?:\.(\d{1,3}))?")
 
 
 class SlurmVersion(msgspec.Struct, frozen=True, order=True):
-    """A version of Slurm; ``str()`` writes it as Slurm does: 22.05.8.
+    """Version of Slurm; ``str()`` writes it as Slurm does: 22.05.8.
 
     Attributes:
         major: The year.
         minor: The month.
-        micro: The patch level; -1 where none was named.
+        micro: Patch level; -1 if not given.
     """
 
     major: int
@@ -79,13 +84,13 @@ class SlurmVersion(msgspec.Struct, frozen=True, order=True):
     micro: int = -1
 
     def __str__(self) -> str:
-        """As Slurm writes it, without the patch level where there is none."""
+        """Return the version as Slurm writes it, without a missing patch level."""
         series = f"{self.major}.{self.minor:02d}"
         return series if self.micro < 0 else f"{series}.{self.micro}"
 
     @classmethod
     def parse(cls, text: str) -> "SlurmVersion":
-        """A version as it is typed: 24.11 or 24.11.5.
+        """Parse a version as people type it: 24.11 or 24.11.5.
 
         Raises:
             NoVersion: It is none.
@@ -97,20 +102,20 @@ class SlurmVersion(msgspec.Struct, frozen=True, order=True):
 
     @classmethod
     def of_number(cls, number: int) -> "SlurmVersion":
-        """The version that SLURM_VERSION_NUMBER stands for."""
+        """Convert SLURM_VERSION_NUMBER to a version."""
         return cls(number >> 16 & 0xFF, number >> 8 & 0xFF, number & 0xFF)
 
     def serves(self, other: "SlurmVersion") -> bool:
-        """Whether a SPANK plugin that was built for this one is loaded by the other."""
+        """Return whether Slurm ``other`` loads a SPANK plugin that was built for this version."""
         return (self.major, self.minor) == (other.major, other.minor)
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
-    """What was built for one Slurm.
+    """A build of the plugins for one Slurm version.
 
     Attributes:
-        path: Of the library that tells of steps; the others are beside it.
-        version: Of the Slurm that it was built for.
+        path: Path of the SPANK library; the other libraries are in the same directory.
+        version: Slurm version of the build.
     """
 
     path: str
@@ -118,7 +123,7 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def headers_of(directory: str) -> SlurmVersion:
-    """The version of Slurm whose headers are in ``directory``/slurm.
+    """Return the version of the Slurm headers in ``directory``/slurm.
 
     Raises:
         HeadersMissing: There are none.
@@ -139,7 +144,7 @@ def headers_of(directory: str) -> SlurmVersion:
 
 
 def defines(headers: str) -> tuple[str, ...]:
-    """What the compiler has to be told of the headers, which no number in them says.
+    """Return compiler flags for header differences that no version number shows.
 
     Raises:
         HeadersMissing: They cannot be read.
@@ -150,12 +155,12 @@ def defines(headers: str) -> tuple[str, ...]:
             found = _DESCRIPTION.search(file.read())
     except OSError as error:
         raise HeadersMissing(f"{path}: {error.strerror}", headers) from error
-    # Later versions have a job's number in a struct inside of its description.
+    # Later versions have the job id in a struct within the job description.
     return ("-DSTEWARD_STEP_ID",) if found and "step_id;" in found[0] else ()
 
 
 def find_headers() -> str:
-    """The first of the usual directories that has Slurm's headers.
+    """Return the first default directory that contains Slurm's headers.
 
     Raises:
         HeadersMissing: None has.
@@ -173,12 +178,12 @@ def find_headers() -> str:
 def build_plugins(headers: str, libdir: str, *, compiler: str = "") -> Built:
     """Compile the plugins into ``libdir``/VERSION.
 
-    What is there already for the same version is replaced in one step; daemons that have it
-    loaded keep theirs.
+    An existing build of the same version is replaced atomically; daemons that have loaded it
+    keep the old one.
 
     Args:
         headers: Directory with slurm/spank.h.
-        libdir: Where builds lie side by side; made if missing.
+        libdir: Directory of all builds; created if missing.
         compiler: The C compiler; CC of the environment, or ``cc``, if empty.
 
     Raises:
@@ -196,7 +201,7 @@ def build_plugins(headers: str, libdir: str, *, compiler: str = "") -> Built:
             words = [compiler or os.environ.get("CC") or "cc", *FLAGS, *defines(headers)]
             words.append(f"-I{headers}")
             with ThreadPoolExecutor() as pool:
-                # Each of them is a compiler's own process.
+                # Each thread waits for a compiler process.
                 list(pool.map(lambda library: _compile_library(words, work, library), HOOKS))
             for library in HOOKS:
                 with (
@@ -210,12 +215,12 @@ def build_plugins(headers: str, libdir: str, *, compiler: str = "") -> Built:
 
 
 def find_built(libdir: str, version: SlurmVersion, library: str = LIBRARY) -> Built | None:
-    """The build for a version: of the same patch level, or else the latest that serves it.
+    """Find the build for a version: of the same patch level, or else the latest compatible one.
 
     Args:
-        libdir: Where builds lie side by side.
-        version: Of the Slurm that is to load it.
-        library: Which one has to be there; slurmctld loads none of another patch level.
+        libdir: Directory of all builds.
+        version: Version of the Slurm that will load it.
+        library: Library that must exist; slurmctld loads none of another patch level.
     """
     found = []
     try:
@@ -233,19 +238,19 @@ def find_built(libdir: str, version: SlurmVersion, library: str = LIBRARY) -> Bu
 
 
 def version_script(library: str) -> str:
-    """What the linker is told of a library's names: only what Slurm looks for is shown."""
+    """Return the linker's version script of a library, which exports only Slurm's symbols."""
     more = _OF_SPANK_PLUGINS if library in SHIM else ()
     names = "; ".join((*_OF_EVERY_PLUGIN, *more, *HOOKS[library]))
     return f"{{ global: {names}; local: *; }};\n"
 
 
 def sources() -> tuple[str, ...]:
-    """Names of all files that the libraries are compiled from."""
+    """Return the names of all source and header files."""
     return tuple(sorted({*_HEADERS, *(one for names in SOURCES.values() for one in names)}))
 
 
 def source(name: str) -> str:
-    """The text of a file that is carried beside this one."""
+    """Read a source file from the package ``steward.native``."""
     return resources.files("steward.native").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -256,7 +261,7 @@ def _write_sources(work: str) -> None:
 
 
 def _compile_library(words: Sequence[str], work: str, library: str) -> None:
-    """Compile one library, from which only its hooks can be called."""
+    """Compile one library, which exports only its hooks."""
     shown = os.path.join(work, f"{library}.map")
     with open(shown, "w", encoding="utf-8") as file:
         file.write(version_script(library))
@@ -267,6 +272,7 @@ def _compile_library(words: Sequence[str], work: str, library: str) -> None:
 
 
 def _compile(words: Sequence[str]) -> None:
+    """Run the compiler; report its first errors."""
     try:
         result = subprocess.run(
             words,

@@ -1,4 +1,4 @@
-"""What can go wrong with the plugins that Slurm loads."""
+"""Errors and faults of the plugins that Slurm loads."""
 
 import msgspec
 
@@ -6,11 +6,11 @@ from steward.core.errors import StewardError, UsageError
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """What is wrong with something that Slurm loads, and what mends it.
+    """A fault of something that Slurm loads, with its repair.
 
     Attributes:
         what: The object and what is wrong with it.
-        mend: Commands to type, or lines to set, that mend it; none where ``what`` says all.
+        mend: Commands to type, or lines to set, that repair it; empty if ``what`` says it all.
     """
 
     what: str
@@ -22,16 +22,16 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class NativeError(StewardError):
-    """A plugin cannot be built, put into its place, or looked at."""
+    """A plugin cannot be built, installed or checked."""
 
 
 class NoVersion(NativeError, UsageError):
-    """What is named is no version of Slurm."""
+    """The given text is no version of Slurm."""
 
 
 class HeadersMissing(NativeError):
-    """Slurm's headers are not where they were looked for."""
+    """Slurm's headers are not in the given directory."""
 
 
 class BuildFailed(NativeError):
-    """The compiler is missing, or did not take the plugin."""
+    """The compiler is missing, or rejected the plugin's sources."""

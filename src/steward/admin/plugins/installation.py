@@ -1,7 +1,9 @@
-"""Puts the plugins where Slurm loads them from, and the lines that make it do so.
+"""Plugin installation: the SPANK plugin and jobcomp.lua, and the lines that make Slurm load them.
 
-No file of the site's is ever changed: ours are files of their own, written in
-one step, and what is left to add to the site's is said.
+``install_shim`` installs the SPANK plugin on a node, ``install_jobcomp`` the job completion
+script on slurmctld's host. Neither changes a file of the site: they write files of their own,
+atomically, and report the lines that the administrator has to add. The other functions parse
+plugstack.conf and write files for all plugins.
 """
 
 import fnmatch
@@ -21,25 +23,28 @@ from steward.core import files
 from steward.core.files import network_kind, replacing
 
 OUR_CONF: Final = "steward.conf"
+"""Our own file in plugstack.conf.d."""
 JOBCOMP: Final = "jobcomp.lua"
 DEFAULT_PLUGSTACK: Final = "/etc/slurm/plugstack.conf"
 FETCHED_PLUGSTACK: Final = "/run/slurm/conf/plugstack.conf"
-"""Where a slurmd without a configuration of its own keeps slurmctld's."""
+"""Path at which a slurmd without its own configuration keeps slurmctld's."""
 DEFAULT_SPOOL: Final = "/var/spool/steward-shim"
+"""Default directory of the SPANK plugin's lines."""
 DEFAULT_LINES: Final = "/var/spool/steward/jobcomp.jsonl"
+"""Default file of ended jobs that slurmctld appends to."""
 MARK: Final = "Written by steward plugins install"
-"""In the first line of each file that we write, so that we know ours again."""
+"""Text in the first line of each file that we write, which identifies it as ours."""
 
-# What would need quotes in plugstack.conf, or end a string of Lua's.
+# Other characters would need quotes in plugstack.conf, or end a Lua string.
 _PLAIN: Final = re.compile(r"/[A-Za-z0-9._/+@:%=,-]*")
 
 
 class Installed(msgspec.Struct, frozen=True, kw_only=True):
-    """What an installation did.
+    """Result of an installation.
 
     Attributes:
-        written: Files and directories that it made or replaced.
-        left: What is left to a person, a sentence each.
+        written: Files and directories that it created or replaced.
+        left: Steps left to the administrator, one sentence each.
     """
 
     written: tuple[str, ...]
@@ -47,26 +52,26 @@ class Installed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def conf_directory(plugstack: str) -> str:
-    """Where files of our own go beside plugstack.conf."""
+    """Return the directory for our own files beside plugstack.conf."""
     return f"{plugstack}.d"
 
 
 def our_conf(plugstack: str) -> str:
-    """The file of our own beside plugstack.conf."""
+    """Return the path of our own file beside plugstack.conf."""
     return os.path.join(conf_directory(plugstack), OUR_CONF)
 
 
 def install_shim(
     built: Built, *, libdir: str, plugstack: str, spool: str, prolog: bool = False
 ) -> Installed:
-    """Put the SPANK plugin into its place on this node, and have slurmstepd load it.
+    """Install the SPANK plugin on this node, and have slurmstepd load it.
 
     Args:
-        built: What was built for the Slurm of this node; copied if it lies elsewhere.
-        libdir: Where builds lie side by side on this node.
+        built: Build for this node's Slurm; copied if it is elsewhere.
+        libdir: Directory of all builds on this node.
         plugstack: Slurm's PlugStackConfig; it is read, not changed.
-        spool: Directory of the lines; made if missing, mode 0700.
-        prolog: Whether to tell of Prolog and Epilog, too, which costs two processes a job.
+        spool: Directory of the plugin's lines; created with mode 0700 if missing.
+        prolog: Whether to report Prolog and Epilog too, which costs two processes a job.
 
     Raises:
         NativeError: The spool is not local, or something cannot be written.
@@ -85,7 +90,7 @@ def install_shim(
     try:
         make_directory(spool, 0o700)
         make_directory(os.path.dirname(conf), 0o755)
-        # The libraries first: a line that names what is not there is an error for every job.
+        # Libraries first: a line that names a missing one is an error for every job.
         _copy_libraries(os.path.dirname(built.path), directory)
         replace(conf, (head + text).encode(), 0o644)
     except (OSError, shutil.Error) as error:
@@ -109,9 +114,9 @@ def _copy_libraries(source_directory: str, directory: str) -> None:
 
 
 def includes(plugstack: str, conf: str) -> bool:
-    """Whether plugstack.conf includes a file, by a pattern or by its name.
+    """Return whether plugstack.conf includes a file, by pattern or by name.
 
-    Where the node has none of its own, the one that slurmd was given by slurmctld counts.
+    On a node without its own plugstack.conf, the one that slurmd fetched from slurmctld counts.
     """
     return any(_matches(pattern, conf) for pattern in _patterns(_in_use(plugstack)))
 
@@ -141,7 +146,7 @@ def _patterns(plugstack: str) -> Iterator[str]:
 
 
 def _matches(pattern: str, conf: str) -> bool:
-    """Whether a pattern means a file, by whichever of its directory's names, there or not yet."""
+    """Return whether a pattern matches a file, existing or not, by any name of its directory."""
     directory, name = os.path.split(conf)
     if not fnmatch.fnmatchcase(name, os.path.basename(pattern)):
         return False
@@ -157,7 +162,7 @@ def _is_same(one: str, other: str) -> bool:
 
 
 def plugstack_lines(path: str) -> list[list[str]]:
-    """The words of each line of a file of plugstack's form; none where it cannot be read."""
+    """Return the words of each line of a plugstack file; none if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             lines = [line.partition("#")[0].split() for line in file]
@@ -167,11 +172,11 @@ def plugstack_lines(path: str) -> list[list[str]]:
 
 
 def install_jobcomp(directory: str, *, libdir: str, lines: str) -> Installed:
-    """Have slurmctld tell of each job that ends, by JobCompType=jobcomp/lua.
+    """Install jobcomp.lua: slurmctld then reports each job that ends (JobCompType=jobcomp/lua).
 
     Args:
-        directory: Where slurm.conf is: slurmctld looks for jobcomp.lua beside it.
-        libdir: Our script goes there; the one beside slurm.conf only calls it.
+        directory: Directory of slurm.conf: slurmctld looks for jobcomp.lua beside it.
+        libdir: Directory of our script; the one beside slurm.conf only calls it.
         lines: File that slurmctld appends to; its directory must be SlurmUser's.
 
     Raises:
@@ -209,12 +214,12 @@ def install_jobcomp(directory: str, *, libdir: str, lines: str) -> Installed:
 
 
 def is_open(directory: str) -> bool:
-    """Whether users other than a directory's owner and group may enter or list it."""
+    """Return whether others than a directory's owner and group may enter or list it."""
     return bool(os.stat(directory).st_mode & stat.S_IRWXO)
 
 
 def open_directory(directory: str) -> str:
-    """The error about a directory of job lines that is open to everybody."""
+    """Return the error text for a directory of job lines that is open to everybody."""
     return (
         f"{directory} is open to everybody, and job names and paths are in its files as users "
         "wrote them"
@@ -222,7 +227,7 @@ def open_directory(directory: str) -> str:
 
 
 def is_ours(path: str) -> bool:
-    """Whether we wrote a file."""
+    """Return whether we wrote a file."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return MARK in file.readline()
@@ -231,7 +236,7 @@ def is_ours(path: str) -> bool:
 
 
 def require_plain(path: str) -> None:
-    """See that a path can be written into a file of Slurm's as it is.
+    """Check that a path needs no quotes in a file of Slurm's.
 
     Raises:
         NativeError: It would need quotes, or is not whole.
@@ -252,10 +257,10 @@ def _require_local(directory: str) -> None:
 
 
 def replace(path: str, data: bytes, mode: int, *, trusted: Collection[int] = ()) -> None:
-    """Write a file in one step: whoever opens it finds the old one or the new one.
+    """Replace a file atomically, unless it is unchanged.
 
-    One that is the same already is left as old as it is: slurmctld is asked to be restarted
-    for a jobcomp.lua that is newer than it.
+    An unchanged file keeps its modification time: the check of jobcomp.lua asks for a restart of
+    slurmctld if the file is newer than the process.
     """
     if _holds(path, data, mode):
         return
@@ -273,7 +278,7 @@ def _holds(path: str, data: bytes, mode: int) -> bool:
 
 
 def owner_of_conf(directory: str) -> frozenset[int]:
-    """The owner of the slurm.conf in a directory, which may be SlurmUser's own."""
+    """Return the owner of the slurm.conf in a directory, which may be SlurmUser."""
     try:
         return frozenset({os.stat(os.path.join(directory, "slurm.conf")).st_uid})
     except OSError:
@@ -281,7 +286,7 @@ def owner_of_conf(directory: str) -> frozenset[int]:
 
 
 def make_directory(path: str, mode: int) -> None:
-    """Make a directory, and those above it, where they are missing.
+    """Create a directory and its missing parents.
 
     Raises:
         OSError: It cannot be made, or root would follow a link.
@@ -290,7 +295,7 @@ def make_directory(path: str, mode: int) -> None:
 
 
 def said(error: Exception, path: str) -> str:
-    """An error of the operating system, with the path that it is about."""
+    """Describe an operating system error, with its path."""
     where = getattr(error, "filename", None) or path
     return f"{where}: {getattr(error, 'strerror', None) or error}"
 

@@ -1,8 +1,9 @@
-"""Puts the submit plugin, or its form in Lua, where slurmctld finds it, and looks it over there.
+"""Submit plugin installation and checks: job_submit/steward in C, or job_submit.lua.
 
-slurmctld does not start with a plugin that is missing, or was built for another version of
-Slurm than itself, to the patch level. So what is looked at is what slurmctld would load,
-now or after an upgrade; and no file of the site's is changed.
+slurmctld does not start if a plugin is missing or was built for another version than its own,
+to the patch level. So the checks examine what slurmctld would load, now or after an upgrade
+(``check_submit``), and whether it can reach the gate's socket (``check_reach``).
+``install_submit`` and ``install_submit_lua`` change no file of the site.
 """
 
 import os
@@ -31,9 +32,11 @@ from steward.bank.gate.plugin_conf import PLUGIN, plugins_of
 from steward.core.files import may
 
 MODULE: Final = "steward_gate.lua"
+"""Our Lua module."""
 MODULES: Final = (MODULE, "steward_wire.lua")
-"""The module in Lua, and what it reads from beside itself."""
+"""Files of the Lua module: the module itself, and what it loads from its directory."""
 CALLED: Final = "job_submit.lua"
+"""Script beside slurm.conf that slurmctld calls."""
 
 _LUA_SOCKETS: Final = (
     *("/usr/lib/*/lua/5.?/socket/unix.so", "/usr/lib64/lua/5.?/socket/unix.so"),
@@ -44,12 +47,12 @@ _DECIDES: Final = re.compile(r"^[^\n-]*\bsteward[A-Za-z_]*\.submit\b", re.MULTIL
 
 
 def install_submit(built: Built, *, libdir: str, shown: Mapping[str, str]) -> Installed:
-    """Put the plugin in C into its place on this host, and say what slurm.conf is to say.
+    """Install the plugin in C on this host, and return the lines to add to slurm.conf.
 
     Args:
-        built: For just the Slurm of this host; copied if it lies elsewhere.
-        libdir: Where builds lie side by side on this host.
-        shown: What ``scontrol show config`` shows; empty where slurmctld does not run yet.
+        built: Build for exactly this host's Slurm; copied if it is elsewhere.
+        libdir: Directory of all builds on this host.
+        shown: Output of ``scontrol show config``; empty if slurmctld does not run yet.
 
     Raises:
         NativeError: Something cannot be written.
@@ -72,12 +75,12 @@ def install_submit(built: Built, *, libdir: str, shown: Mapping[str, str]) -> In
 
 
 def install_submit_lua(directory: str, *, libdir: str, cluster: str = "") -> Installed:
-    """Have slurmctld ask the gate by JobSubmitPlugins=lua.
+    """Install the Lua plugin: slurmctld then asks the gate with JobSubmitPlugins=lua.
 
     Args:
-        directory: Where slurm.conf is: slurmctld looks for job_submit.lua beside it.
-        libdir: Our module goes there; the one beside slurm.conf only calls it.
-        cluster: The cluster's name, which Lua is not told; "" where Steward knows just one.
+        directory: Directory of slurm.conf: slurmctld looks for job_submit.lua beside it.
+        libdir: Directory of our module; the script beside slurm.conf only calls it.
+        cluster: Name of the cluster, which Lua does not know; "" if Steward has just one.
 
     Raises:
         NativeError: The site has a job_submit.lua of its own, or something cannot be written.
@@ -113,19 +116,19 @@ def install_submit_lua(directory: str, *, libdir: str, cluster: str = "") -> Ins
 
 
 def lua_sockets() -> list[str]:
-    """LuaSocket's libraries on this host, for any Lua."""
+    """Return LuaSocket's libraries on this host, for any Lua version."""
     return [path for pattern in _LUA_SOCKETS for path in sorted(glob(pattern))]
 
 
 def check_submit(
     shown: Mapping[str, str], version: SlurmVersion, *, directory: str = ""
 ) -> list[str]:
-    """What is wrong with how slurmctld is to ask the gate, a line each.
+    """Return the faults of how slurmctld asks the gate, a line each.
 
     Args:
-        shown: What ``scontrol show config`` shows.
-        version: Of the Slurm that runs, or that is to come.
-        directory: Where slurm.conf is, for job_submit.lua; as Slurm shows it if empty.
+        shown: Output of ``scontrol show config``.
+        version: Version of the Slurm that runs, or of a planned upgrade.
+        directory: Directory of slurm.conf, for job_submit.lua; from ``shown`` if empty.
     """
     plugins = plugins_of(shown)
     if PLUGIN in plugins:
@@ -138,6 +141,7 @@ def check_submit(
 
 
 def _check_order(plugins: Sequence[str]) -> list[str]:
+    """Check that our plugin is the last of JobSubmitPlugins."""
     ours = PLUGIN if PLUGIN in plugins else "lua"
     if plugins[-1] == ours:
         return []
@@ -146,7 +150,7 @@ def _check_order(plugins: Sequence[str]) -> list[str]:
 
 
 def _check_c(shown: Mapping[str, str], version: SlurmVersion) -> list[str]:
-    """Whether slurmctld would start: it goes on to the next directory if one has a wrong file."""
+    """Check that slurmctld would start: it skips a wrong file for one in the next PluginDir."""
     if version.micro < 0:
         return [f"slurmctld takes no plugin of another patch level: write --slurm {version}.N"]
     found = [
@@ -166,6 +170,7 @@ def _check_c(shown: Mapping[str, str], version: SlurmVersion) -> list[str]:
 
 
 def _check_lua(path: str) -> list[str]:
+    """Check that job_submit.lua calls our module and LuaSocket is installed."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             text = file.read()
@@ -199,18 +204,19 @@ def _line_of_plugins(shown: Mapping[str, str], name: str) -> str:
 
 
 CONF: Final = "/run/steward/gate.conf"
-"""What the plugin reads where STEWARD_GATE_CONF names nothing else."""
+"""Default path of the plugin's configuration, unless STEWARD_GATE_CONF names another."""
 _NAMED: Final = re.compile(r"""^\s*steward_gate_conf\s*=\s*["']([^"'\n]+)["']""", re.MULTILINE)
 _SOCKET: Final = "/run/steward/gate.sock"
+"""Default socket of the gate."""
 _COST: Final = "so the policy holds for every job"
 
 
 def conf_of(shown: Mapping[str, str], directory: str = "") -> str:
-    """The file that the plugin reads, as far as that can be told from here.
+    """Return the configuration file that the plugin reads, as far as can be known here.
 
     Args:
-        shown: What ``scontrol show config`` shows.
-        directory: Where slurm.conf is, for job_submit.lua; as Slurm shows it if empty.
+        shown: Output of ``scontrol show config``.
+        directory: Directory of slurm.conf, for job_submit.lua; from ``shown`` if empty.
     """
     path = os.path.join(directory or os.path.dirname(shown.get("SLURM_CONF", "")), CALLED)
     named = None
@@ -219,18 +225,18 @@ def conf_of(shown: Mapping[str, str], directory: str = "") -> str:
             with open(path, encoding="utf-8", errors="replace") as file:
                 named = _NAMED.search(file.read())
         except OSError:
-            pass  # that it is not there is said by who looks at the file itself
+            pass  # the check of the file itself reports that it is missing
     return named[1] if named else os.environ.get("STEWARD_GATE_CONF", CONF)
 
 
 def check_reach(shown: Mapping[str, str], conf: str = CONF) -> list[str]:
-    """What keeps slurmctld from the gate, a line each, with the command that mends it.
+    """Return what keeps slurmctld from the gate's socket, with the repair, a line each.
 
-    Of what is not there yet nothing is said: the daemon makes it.
+    Missing files are no fault: the daemon creates them.
 
     Args:
-        shown: What ``scontrol show config`` shows.
-        conf: The file that the plugin reads.
+        shown: Output of ``scontrol show config``.
+        conf: Configuration file that the plugin reads.
     """
     user = slurm_user(shown)
     if user is None or user[1] == 0:
@@ -252,7 +258,7 @@ def check_reach(shown: Mapping[str, str], conf: str = CONF) -> list[str]:
 
 
 def socket_of(conf: str) -> str:
-    """The gate's socket, as the plugin's file names it."""
+    """Return the gate's socket that the plugin's configuration names."""
     try:
         with open(conf, encoding="utf-8", errors="replace") as file:
             words = [line.split(maxsplit=1) for line in file]
@@ -263,9 +269,9 @@ def socket_of(conf: str) -> str:
 
 
 def _closed(uid: int, path: str, way: Literal["r", "w"]) -> str:
-    """The first directory on the way to a file that a user cannot pass; "" for none."""
+    """Return the first directory above a file that a user cannot enter; "" for none."""
     if os.path.exists(path) and may(uid, way, path):
-        return ""  # by an access control list, maybe
+        return ""  # perhaps by an access control list
     for directory in _above(path):
         try:
             status = os.stat(directory)
@@ -277,7 +283,7 @@ def _closed(uid: int, path: str, way: Literal["r", "w"]) -> str:
 
 
 def _above(path: str) -> list[str]:
-    """The directories above a file, the root first."""
+    """Return the directories above a file, the root first."""
     found = []
     directory = os.path.dirname(os.path.abspath(path))
     while True:
@@ -288,7 +294,7 @@ def _above(path: str) -> list[str]:
 
 
 def _passes(uid: int, status: os.stat_result) -> bool:
-    """Whether the mode alone lets a user through a directory."""
+    """Return whether the mode alone lets a user enter a directory."""
     if status.st_uid == uid:
         return bool(status.st_mode & stat.S_IXUSR)
     if status.st_gid in _groups(uid):

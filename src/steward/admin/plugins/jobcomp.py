@@ -1,7 +1,7 @@
-"""Looks at what keeps slurmctld from telling of the jobs that end, by jobcomp.lua.
+"""Checks of jobcomp.lua: what keeps slurmctld from reporting the jobs that end.
 
-slurmctld says of it in its log alone, and only once: a script that was not there when it
-began is not looked for again, and a directory that it cannot write to costs the line.
+slurmctld reports such faults only in its log, and only once: it does not look again for a
+script that was missing at its start, and loses the line if it cannot write to a directory.
 """
 
 import os
@@ -20,17 +20,17 @@ _USER: Final = re.compile(r"(.*)\((\d+)\)")
 
 
 def check_jobcomp(shown: Mapping[str, str], directory: str) -> list[str]:
-    """What keeps slurmctld from telling of jobs that end, and what mends it, a line each.
+    """Return what keeps slurmctld from reporting ended jobs, with the repair, a line each.
 
     Args:
-        shown: What ``scontrol show config`` shows.
-        directory: Where slurm.conf is.
+        shown: Output of ``scontrol show config``.
+        directory: Directory of slurm.conf.
     """
     return [str(fault) for fault in jobcomp_faults(shown, directory)]
 
 
 def jobcomp_faults(shown: Mapping[str, str], directory: str) -> list[Fault]:
-    """As :func:`check_jobcomp`, with the commands apart from what is wrong."""
+    """Return the faults of :func:`check_jobcomp`, with their repairs as separate commands."""
     kind = shown.get("JobCompType", "")
     install = f"steward plugins install --jobcomp {directory}"
     restart = "systemctl restart slurmctld"
@@ -46,7 +46,7 @@ def jobcomp_faults(shown: Mapping[str, str], directory: str) -> list[Fault]:
         what = f"JobCompType is jobcomp/lua, but {path}: {error.strerror}"
         return [Fault(what, (install, restart))]
     if "steward" not in text:
-        # Where the site's own is, installing says what is to be put into it.
+        # For a site's own script the install command says what to add to it.
         return [Fault(f"{path} does not call Steward's", (install, restart))]
     lines = lines_of(text)
     again = install if lines == DEFAULT_LINES else f"{install} --lines {lines}"
@@ -59,19 +59,19 @@ def jobcomp_faults(shown: Mapping[str, str], directory: str) -> list[Fault]:
 
 
 def lines_of(text: str) -> str:
-    """The file that a jobcomp.lua has its lines written to."""
+    """Return the file that a jobcomp.lua writes its lines to."""
     named = _LINES.search(text)
     return named[1] if named else DEFAULT_LINES
 
 
 def slurm_user(shown: Mapping[str, str]) -> tuple[str, int] | None:
-    """SlurmUser's name and uid, as ``scontrol show config`` shows them; None where it does not."""
+    """Return SlurmUser's name and uid from ``scontrol show config``; None if absent."""
     found = _USER.fullmatch(shown.get("SlurmUser", ""))
     return (found[1], int(found[2])) if found is not None else None
 
 
 def _of_lines(lines: str, user: tuple[str, int] | None, install: str) -> Iterator[Fault]:
-    """Whether slurmctld can append to the file, or make it."""
+    """Check that slurmctld can append to the file of lines, or create it."""
     directory = os.path.dirname(lines)
     name, uid = user or ("SlurmUser", -1)
     kind = network_kind(directory)
@@ -85,7 +85,7 @@ def _of_lines(lines: str, user: tuple[str, int] | None, install: str) -> Iterato
     elif is_open(directory):
         yield Fault(open_directory(directory), (f"chmod o= {directory}",))
     elif user is not None:
-        # slurmctld makes the file anew only where it is not there.
+        # slurmctld creates the file only if it is missing.
         path = lines if os.path.lexists(lines) else directory
         if os.path.islink(lines) or os.path.isdir(lines):
             # SlurmUser can make a link to any file, and chown and chmod follow links.
@@ -99,7 +99,7 @@ def _of_lines(lines: str, user: tuple[str, int] | None, install: str) -> Iterato
 
 
 def _of_start(path: str, lines: str, shown: Mapping[str, str]) -> list[Fault]:
-    """Whether slurmctld runs since before the script was there, and has written nothing since."""
+    """Check whether slurmctld started before the script existed and has written nothing since."""
     try:
         began = datetime.fromisoformat(shown.get("BOOT_TIME", "")).timestamp()
         placed = os.stat(path).st_mtime
@@ -109,7 +109,7 @@ def _of_start(path: str, lines: str, shown: Mapping[str, str]) -> list[Fault]:
         written = os.stat(lines).st_mtime
     except OSError:
         written = 0.0
-    # BOOT_TIME has whole seconds, cut off.
+    # BOOT_TIME is truncated to whole seconds.
     if placed < began + 1 or written >= began:
         return []
     since = f"slurmctld runs since {shown['BOOT_TIME']}, {path} is newer"

@@ -1,7 +1,10 @@
-"""The SPANK plugin's spool: checks of its place, owner and mode.
+"""Checks of the SPANK plugin: its spool, its libraries, and the plugstack lines that load it.
 
-slurmstepd and the agent use the spool as root. The directories of the daemon and of job lines
-belong to SlurmUser. One directory cannot serve both.
+The spool is a directory of root's: slurmstepd and the agent use it as root, while the daemon's
+directories and that of job lines belong to SlurmUser, so one directory cannot serve both.
+``taken_by``, ``require_free`` and ``spool_faults`` check it. ``check_library`` loads a library in
+another process and compares its version with Slurm's. ``check_shim`` and ``shim_faults`` check
+all of it on a node; ``install_command`` is the repair.
 """
 
 import contextlib
@@ -44,10 +47,10 @@ from steward.core.files import network_kind
 log = logging.getLogger(__name__)
 
 _OWN_FILE: Final = re.compile(r".+\.(?:log(?:\.\d+)?|place|lock)")
-"""Names of the files that the plugin and the agent write to the spool."""
+"""Names of files that the plugin and the agent write to the spool."""
 
 _PLACE: Final = re.compile(r".+\.(?:place|lock)")
-"""Those of the agent alone."""
+"""Names of files that only the agent writes."""
 
 OWNER: Final = "root:root"
 MODE: Final = 0o700
@@ -80,7 +83,7 @@ def _parent(key: str, path: str) -> dict[str, str]:
 
 
 def taken_by(spool: str, directories: Mapping[str, str]) -> str:
-    """Return whose a directory is, as words that follow "it is"; "" if it can be the spool.
+    """Return why a directory cannot be the spool, as words that follow "it is"; "" if it can.
 
     The directory must not be one of the daemon's or jobcomp's, nor above or below one. Unless it is
     root's alone, it must not contain files of other programs.
@@ -93,6 +96,7 @@ def taken_by(spool: str, directories: Mapping[str, str]) -> str:
 
 
 def _part_of(spool: str, directories: Mapping[str, str]) -> str:
+    """Describe how a directory overlaps with one of the daemon's; "" if it does not."""
     path = os.path.realpath(spool)
     for directory, key in directories.items():
         other = os.path.realpath(directory)
@@ -110,7 +114,7 @@ def _is_below(path: str, directory: str) -> bool:
 
 
 def _used_by_others(spool: str) -> str:
-    """Return what shows that other programs use a directory, as words that follow "it is"."""
+    """Return a sign that other programs use a directory, as words that follow "it is"."""
     if os.path.abspath(spool) == DEFAULT_SPOOL and not os.path.islink(DEFAULT_SPOOL):
         return ""
     try:
@@ -119,8 +123,8 @@ def _used_by_others(spool: str) -> str:
             return ""
         names = os.listdir(spool)
     except OSError:
-        return ""  # It is not there, or only root can read it.
-    # Other programs write logs, too, but no place of the agent's beside them.
+        return ""  # It does not exist, or only root can read it.
+    # Other programs write logs too, but not beside the agent's .place files.
     is_read = any(name.endswith((".place", ".lock")) for name in names)
     pattern = _OWN_FILE if is_read or status.st_uid == 0 else _PLACE
     foreign = next((name for name in names if pattern.fullmatch(name) is None), "")
@@ -141,13 +145,13 @@ def suggest_spool(directories: Mapping[str, str]) -> str:
 def require_free(spool: str, directories: Mapping[str, str], used: str) -> None:
     """Check that a directory can be the plugin's spool.
 
-    Only a directory that the plugin uses already, or a directory of root's alone, can be there
-    before: the commands that close it to others would break the programs that it belongs to.
+    Of existing directories only one that the plugin uses already, or one of root's alone, is
+    accepted: the commands that close it to others would break programs that use it.
 
     Args:
         spool: The directory.
         directories: As :func:`daemon_directories` returns them.
-        used: The spool that plugstack.conf names; "" if it names none.
+        used: Spool that plugstack.conf names; "" if it names none.
 
     Raises:
         UsageError: It cannot.
@@ -164,6 +168,7 @@ def require_free(spool: str, directories: Mapping[str, str], used: str) -> None:
 
 
 def _open_directory(spool: str) -> str:
+    """Describe an existing directory that is not root's alone; "" for others."""
     try:
         status = os.stat(spool)
     except OSError:
@@ -178,7 +183,7 @@ def require_no_spool(lines: str, spool: str) -> None:
 
     Args:
         lines: The file of job lines.
-        spool: The spool that plugstack.conf names; "" if it names none.
+        spool: Spool that plugstack.conf names; "" if it names none.
 
     Raises:
         UsageError: The file is in the spool, or in a directory above or below it.
@@ -212,13 +217,14 @@ def spool_faults(spool: str) -> Iterator[Fault]:
 
 
 def _access_faults(spool: str, status: os.stat_result) -> Iterator[Fault]:
+    """Yield faults of owner and mode of a spool and its files."""
     close = f"chmod {MODE:04o} {spool}"
     give = f"chown {OWNER} {spool}"
     is_closed = not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     others = {path: uid for path, uid in _owners(spool).items() if uid != 0}
     if others:
         other, uid = next(iter(others.items()))
-        # In a closed directory nobody wrote but root and its owner, whom the files came to with it.
+        # In a closed directory only root and its owner wrote: the files came with the directory.
         if is_closed and set(others.values()) == {uid} and status.st_uid in (0, uid):
             repair = (f"chown -R {OWNER} {spool}", close)
         else:
@@ -245,7 +251,7 @@ def _owners(spool: str) -> dict[str, int]:
     try:
         for name in sorted(os.listdir(spool)):
             path = os.path.join(spool, name)
-            # The agent removes files that it has sent.
+            # The agent deletes files that it has sent.
             with contextlib.suppress(FileNotFoundError):
                 owners[path] = os.lstat(path).st_uid
     except PermissionError:
@@ -254,6 +260,7 @@ def _owners(spool: str) -> dict[str, int]:
 
 
 _TIMEOUT_S: Final = 30.0
+"""Longest time to load a library in another process, in seconds."""
 _LOOK: Final = """
 import ctypes, json, sys
 library = ctypes.CDLL(sys.argv[1])
@@ -269,7 +276,7 @@ print(json.dumps({
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """What a library says of itself.
+    """Type, version and missing hooks of a plugin library.
 
     Attributes:
         type: plugin_type.
@@ -283,7 +290,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def look(path: str) -> Look:
-    """Load a library in another process, and say what it is.
+    """Load a library in another process, and return its type and version.
 
     Raises:
         NativeError: It cannot be loaded, or is no plugin of Slurm's.
@@ -308,12 +315,12 @@ def look(path: str) -> Look:
 
 
 def check_library(path: str, version: SlurmVersion, *, is_exact: bool = False) -> list[str]:
-    """What is wrong with a plugin of ours for a version of Slurm, a line each.
+    """Return the faults of a library of ours for a version of Slurm, a line each.
 
     Args:
         path: The library.
-        version: Of the Slurm that is to load it.
-        is_exact: Whether it has to be of the same patch level, as slurmctld wants it.
+        version: Version of the Slurm that will load it.
+        is_exact: Whether the patch level must match too, as slurmctld requires.
     """
     try:
         seen = look(path)
@@ -332,7 +339,7 @@ def check_library(path: str, version: SlurmVersion, *, is_exact: bool = False) -
 
 
 def check_coming(version: SlurmVersion, *, libdir: str) -> list[str]:
-    """What would be wrong with the plugin under a Slurm that is to come, a line each."""
+    """Return the faults of the installed builds for another Slurm version, a line each."""
     built = find_built(libdir, version)
     if built is None:
         return [f"there is no build for Slurm {version} in {libdir}: run steward plugins build"]
@@ -341,13 +348,13 @@ def check_coming(version: SlurmVersion, *, libdir: str) -> list[str]:
 
 
 class ShimLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A line of Slurm's configuration that loads the SPANK plugin.
+    """A line of plugstack.conf that loads the SPANK plugin.
 
     Attributes:
-        file: The file that it is in.
-        keyword: Its first word: ``optional`` or ``required``.
-        library: The library.
-        spool: The directory of the lines; "" where none is named.
+        file: File of the line.
+        keyword: First word: ``optional`` or ``required``.
+        library: Path of the library.
+        spool: Directory of the plugin's lines; "" if the line names none.
     """
 
     file: str
@@ -357,7 +364,7 @@ class ShimLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def shim_lines(plugstack: str) -> list[ShimLine]:
-    """Read the lines that load the SPANK plugin: our file's, plugstack.conf's and its includes'.
+    """Read the lines that load the SPANK plugin, in our file, plugstack.conf and its includes.
 
     Args:
         plugstack: Slurm's PlugStackConfig.
@@ -373,7 +380,7 @@ def shim_lines(plugstack: str) -> list[ShimLine]:
 
 
 def is_shim(library: str) -> bool:
-    """Whether a path names a library of the SPANK plugin."""
+    """Return whether a path names a library of the SPANK plugin."""
     return os.path.basename(library) in SHIM
 
 
@@ -388,18 +395,18 @@ def _shim_line(file: str, words: list[str]) -> ShimLine:
 
 
 def spool_of(plugstack: str) -> str:
-    """The directory of the lines, as plugstack.conf names it; "" if nothing does."""
+    """Return the spool that plugstack.conf names; "" for none."""
     return next((line.spool for line in shim_lines(plugstack) if line.spool), "")
 
 
 def check_shim(
     version: SlurmVersion, *, libdir: str, plugstack: str, settings: Settings | None = None
 ) -> list[str]:
-    """What keeps this node from telling of its jobs, and what mends it, a line each.
+    """Return what keeps this node from reporting its jobs, with the repair, a line each.
 
     Args:
-        version: Of the Slurm that is on this node.
-        libdir: Where builds lie side by side.
+        version: Version of Slurm on this node.
+        libdir: Directory of all builds.
         plugstack: Slurm's PlugStackConfig.
         settings: This host's configuration, whose directories are no spool; the defaults if None.
     """
@@ -410,13 +417,13 @@ def check_shim(
 def shim_faults(
     version: SlurmVersion, *, libdir: str, plugstack: str, settings: Settings | None = None
 ) -> list[Fault]:
-    """As :func:`check_shim`, with the commands apart from what is wrong."""
+    """Return the faults of :func:`check_shim`, with their repairs as separate commands."""
     found = _Shim(version, libdir, plugstack, daemon_directories(settings or Settings()))
     return [*found.of_build(), *found.of_conf(), *found.of_spools()]
 
 
 class _Shim:
-    """The SPANK plugin of a node: its build, the lines that load it, and its spool."""
+    """Checks of a node's SPANK plugin: its build, the lines that load it, and its spool."""
 
     def __init__(
         self, version: SlurmVersion, libdir: str, plugstack: str, taken: Mapping[str, str]
@@ -429,6 +436,7 @@ class _Shim:
         self._lines = shim_lines(plugstack)
 
     def of_build(self) -> Iterator[Fault]:
+        """Yield faults of the build for this Slurm."""
         libdir = "" if self._libdir == DEFAULT_LIBDIR else f" --libdir {self._libdir}"
         mend = (f"steward plugins build{libdir}", self._install())
         if find_built(self._libdir, self._version) is None:
@@ -438,6 +446,7 @@ class _Shim:
             yield Fault(line, mend)
 
     def of_conf(self) -> Iterator[Fault]:
+        """Yield faults of the lines that load the plugin."""
         built = find_built(self._libdir, self._version)
         if built is None:
             return
@@ -464,6 +473,7 @@ class _Shim:
             yield Fault(what, (f"{self._plugstack}: {line}",))
 
     def of_spools(self) -> Iterator[Fault]:
+        """Yield faults of the spools that the lines name."""
         looked_at: set[str] = set()
         for line in self._lines:
             if not line.spool:
@@ -493,9 +503,9 @@ class _Shim:
             looked_at.add(line.spool)
 
     def _set(self, line: ShimLine) -> tuple[str, ...]:
-        """Return what sets all of a line right, whichever of its faults is told.
+        """Return the repair of a line, which is the same for each of its faults.
 
-        It is our command, or words to type into the site's own file.
+        It is our install command, or words to type into the site's own file.
         """
         if line.file == self._conf:
             return (self._install(),)
@@ -518,7 +528,7 @@ class _Shim:
         return suggest_spool(self._taken)
 
     def _install(self) -> str:
-        """Return the command that writes our file, with what it says now kept."""
+        """Return the command that writes our file again with its present values."""
         libraries = {os.path.basename(one.library) for one in self._lines}
         line = next((one for one in self._lines if one.spool), None)
         return install_command(
@@ -526,6 +536,6 @@ class _Shim:
             libdir=self._libdir,
             spool=self._spool(line) if line else suggest_spool(self._taken),
             prolog=PROLOG_LIBRARY in libraries,
-            # Without Slurm's commands in PATH nothing tells which Slurm is here.
+            # Without Slurm's commands in PATH the command cannot find the version itself.
             slurm="" if shutil.which("scontrol") else str(self._version),
         )

@@ -1,7 +1,7 @@
-"""Puts the helper into its place that slurmctld starts for Steward's triggers, and its secret.
+"""Trigger helper: install and check the program that slurmctld starts for Steward's triggers.
 
-The helper is one file of Python. The secret is a file of SlurmUser's: he runs the
-helper, and Steward runs as him or as root.
+The helper is one file of Python that wakes the sensor. Its secret belongs to SlurmUser, who
+runs the helper; Steward runs as SlurmUser or as root and can read it.
 """
 
 import os
@@ -29,13 +29,13 @@ _SECRET_BYTES: Final = 32
 
 
 def install_trigger(path: str, secret_file: str, *, user: str = "", python: str = "") -> Installed:
-    """Put the helper where triggers name it, and make the secret if there is none yet.
+    """Install the trigger helper, and create its secret if missing.
 
     Args:
-        path: The helper's path, the same on every host of slurmctld.
-        secret_file: The secret's; one that is there is left as it is.
-        user: SlurmUser's name; whoever runs this if empty.
-        python: What runs the helper: the system's Python if empty.
+        path: Path of the helper, the same on every host of slurmctld.
+        secret_file: Path of the secret; an existing one is kept.
+        user: Name of SlurmUser; whoever runs this if empty.
+        python: Interpreter of the helper: the system's Python if empty.
 
     Raises:
         NativeError: There is no such user, or something cannot be written.
@@ -63,13 +63,13 @@ def install_trigger(path: str, secret_file: str, *, user: str = "", python: str 
 
 
 def check_trigger(shown: Mapping[str, str], path: str, secret_file: str, socket: str) -> list[str]:
-    """What keeps slurmctld from waking the sensor, a line each.
+    """Return what keeps slurmctld from waking the sensor, a line each.
 
     Args:
-        shown: What ``scontrol show config`` shows.
-        path: The helper's.
-        secret_file: The secret's.
-        socket: Where the sensor listens.
+        shown: Output of ``scontrol show config``.
+        path: Path of the helper.
+        secret_file: Path of the secret.
+        socket: Socket of the sensor.
     """
     name, uid = slurm_user(shown) or ("root", 0)
     if not os.path.isfile(path):
@@ -86,6 +86,7 @@ def check_trigger(shown: Mapping[str, str], path: str, secret_file: str, socket:
 
 
 def _check_secret(path: str, name: str, uid: int) -> list[str]:
+    """Check that the secret belongs to SlurmUser and is closed to others."""
     try:
         found = os.stat(path)
     except OSError as error:
@@ -105,7 +106,7 @@ def _default(field: str) -> str:
 
 def _program(python: str) -> bytes:
     with open(trigger_helper.__file__, "rb") as file:
-        # Isolated: nothing of slurmctld's environment or directory is run by it.
+        # Isolated mode: it imports nothing from slurmctld's environment or directory.
         return f"#!{python} -I\n# {MARK}.\n".encode() + file.read()
 
 
@@ -119,7 +120,7 @@ def _is_old(path: str) -> bool:
 
 
 def _owner(user: str) -> tuple[int, int] | None:
-    """Whose the secret is to be; None for whoever runs this."""
+    """Return uid and gid for the secret; None for those of this process."""
     if not user:
         return None
     try:
@@ -132,6 +133,6 @@ def _owner(user: str) -> tuple[int, int] | None:
 
 
 def _write_secret(path: str, owner: tuple[int, int] | None) -> None:
-    # 0600 from the first moment on: a secret that was open for one is none.
+    # Mode 0600 from the start: a secret that was readable for a moment is none.
     with replacing(path, 0o600, owner=owner, is_new=True) as file:
         file.write(secrets.token_urlsafe(_SECRET_BYTES).encode() + b"\n")

@@ -1,1 +1,1 @@
-"""How Steward itself stands, for people and for monitoring."""
+"""Status of Steward itself, for people (``steward status``) and for Prometheus."""

@@ -1,4 +1,4 @@
-"""What Steward can be asked about itself: the room's actions, for the registry.
+"""Actions status.show and status.metrics: their declarations for the registry.
 
 Their context is a :class:`steward.admin.status.summary.StatusRoom`.
 """

@@ -1,8 +1,7 @@
-"""Steward's figures for Prometheus: its own health, and what accounts have.
+"""Prometheus metrics of Steward: health of daemon, journal, sinks and gate, account balances.
 
-What a cluster's jobs and nodes do is for exporters of Slurm to tell. Label values
-come from users and administrators; the library writes them so that none can end
-a line.
+Metrics of a cluster's jobs and nodes are the business of Slurm exporters. Label values come
+from users and administrators; the client library escapes them, so that none can end a line.
 """
 
 import socket
@@ -24,15 +23,17 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 _MICRO: Final = 1e6
+"""Micro-SU per SU, and microseconds per second."""
 _STATES: Final[tuple[ConsumerState, ...]] = ("running", "waiting", "detached")
 _WEB_S: Final = 1.0
+"""Time-out of connecting to the web pages, in seconds."""
 
 Figures = list[tuple[tuple[str, ...], float]]
-"""Values, each behind those of the labels."""
+"""Samples of one metric: label values, and the number."""
 
 
 def metrics(room: StatusRoom, asker: Asker, request: MetricsRequest) -> MetricsAnswer:
-    """Steward's figures as Prometheus scrapes them; those of accounts for operators alone.
+    """Return Steward's metrics; those of accounts only for operators.
 
     Raises:
         Refused: The asker is neither operator nor the user of the web process.
@@ -43,7 +44,7 @@ def metrics(room: StatusRoom, asker: Asker, request: MetricsRequest) -> MetricsA
     del request
     room.admit_scraper(asker)
     families = Families()
-    # The web process asks for whoever can connect to it.
+    # The web process asks on behalf of anyone who can connect to it.
     status = gather(room, gaps=False, accounts=room.is_operator(asker))
     _daemon(families, room, status)
     _journal(families, status)
@@ -63,17 +64,17 @@ def metrics(room: StatusRoom, asker: Asker, request: MetricsRequest) -> MetricsA
 
 
 class Families:
-    """Collects figures in the library's shape."""
+    """Collector of metric families for the client library."""
 
     def __init__(self) -> None:
         self._families: list[Metric] = []
 
     def collect(self) -> "Iterable[Metric]":
-        """All of them."""
+        """Return all families."""
         return self._families
 
     def gauge(self, name: str, words: str, labels: tuple[str, ...], figures: Figures) -> None:
-        """Add figures that go up and down; a family without any is not shown."""
+        """Add a gauge; a family without samples is omitted."""
         from prometheus_client.core import GaugeMetricFamily
 
         if figures:
@@ -83,7 +84,7 @@ class Families:
             self._families.append(family)
 
     def counter(self, name: str, words: str, labels: tuple[str, ...], figures: Figures) -> None:
-        """Add figures that only grow; ``name`` is without its ``_total``."""
+        """Add a counter; ``name`` is without its ``_total``."""
         from prometheus_client.core import CounterMetricFamily
 
         if figures:
@@ -93,22 +94,23 @@ class Families:
             self._families.append(family)
 
     def summary(self, name: str, words: str, count: int, total: float) -> None:
-        """Add a number of times something took, and their sum."""
+        """Add a summary: a number of events and the sum of their durations."""
         from prometheus_client.core import SummaryMetricFamily
 
         self._families.append(SummaryMetricFamily(name, words, count_value=count, sum_value=total))
 
     def one(self, name: str, words: str, figure: float) -> None:
-        """Add a figure of its own."""
+        """Add a gauge without labels."""
         self.gauge(name, words, (), [((), figure)])
 
     def moment(self, name: str, words: str, at: datetime | None) -> None:
-        """Add a time, where it is known."""
+        """Add a time as a gauge, if it is known."""
         if at is not None:
             self.one(name, words, at.timestamp())
 
 
 def _daemon(to: Families, room: StatusRoom, status: StatusShowAnswer) -> None:
+    """Add metrics of the daemon, its workers, the web process and disks."""
     to.gauge(
         "steward_info",
         "Steward's version and Python's.",
@@ -149,6 +151,7 @@ def _daemon(to: Families, room: StatusRoom, status: StatusShowAnswer) -> None:
 
 
 def _journal(to: Families, status: StatusShowAnswer) -> None:
+    """Add metrics of the journal and its consumers."""
     journal = status.journal
     if journal is not None:
         to.counter(
@@ -201,6 +204,7 @@ def _sinks(to: Families, status: StatusShowAnswer) -> None:
 
 
 def _clusters(to: Families, status: StatusShowAnswer) -> None:
+    """Add metrics of clusters: missed scripts, Slurm, polls."""
     to.counter(
         "steward_missed_scripts",
         "Jobs whose scripts left the spool before they were read.",
@@ -241,6 +245,7 @@ def _clusters(to: Families, status: StatusShowAnswer) -> None:
 
 
 def _bank(to: Families, bank: BankStandingAnswer) -> None:
+    """Add metrics of the gate, SU holds and bank accounts."""
     to.one("steward_gate_deciding", "Whether the gate decides.", bank.gate == "deciding")
     to.moment("steward_gate_asked_time_seconds", "When a plugin asked last.", bank.asked_at)
     if bank.tally is not None:
@@ -277,6 +282,7 @@ def _bank(to: Families, bank: BankStandingAnswer) -> None:
 
 
 def _reconciled(to: Families, bank: BankStandingAnswer) -> None:
+    """Add metrics of the reconciliation of charges."""
     compared: Figures = []
     for one in bank.reconciled:
         for source, at in (("slurmctld", one.until), ("slurmdbd", one.by_slurmdbd_until)):
@@ -326,7 +332,7 @@ def _accounts(to: Families, bank: BankStandingAnswer) -> None:
 
 
 def _answers(listen: str) -> bool:
-    """Whether something listens at an address and port."""
+    """Return whether something listens at an address and port."""
     host, _, port = listen.rpartition(":")
     try:
         address = (host.strip("[]") or "localhost", int(port))
@@ -337,5 +343,5 @@ def _answers(listen: str) -> bool:
 
 
 def _text(value: str) -> str:
-    """A label's value that can be written as UTF-8, whatever it holds."""
+    """Make a label value encodable as UTF-8."""
     return value.encode("utf-8", "backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""The shapes of what is asked and told of Steward itself."""
+"""Requests and answers of status.show and status.metrics, with the lines of each part."""
 
 from datetime import datetime
 from typing import Literal
@@ -14,24 +14,25 @@ ConsumerState = Literal["running", "waiting", "detached"]
 
 
 class StatusShowRequest(Request, frozen=True, kw_only=True):
-    """status.show: how Steward itself stands.
+    """status.show: the status of Steward itself.
 
     Attributes:
-        gaps: Whether the books are looked through for what is missing, which takes longest.
+        gaps: Whether to search for gaps in accounting, the slowest part.
     """
 
     gaps: bool = True
 
 
 class JournalLine(Shape, frozen=True, kw_only=True):
-    """How the journal stands.
+    """Status of the journal.
 
     Attributes:
         head: Position of the last event.
-        oldest: Position of the oldest event that is still here.
-        events: How many are here.
-        bytes: What the journal takes on disk.
-        max_bytes: At which size, kept scripts included, who is behind is detached.
+        oldest: Position of the oldest event not yet trimmed.
+        events: Number of stored events.
+        bytes: Size on disk, in bytes.
+        max_bytes: Size, with incoming scripts, above which consumers that are behind are
+            detached.
     """
 
     head: int
@@ -42,22 +43,22 @@ class JournalLine(Shape, frozen=True, kw_only=True):
 
 
 class ConsumerLine(Shape, frozen=True, kw_only=True):
-    """How a consumer of the journal stands.
+    """Status of a consumer of the journal.
 
     Attributes:
-        name: Its name.
-        state: ``running``; ``waiting``, something that it needs is away; ``detached``, the
-            journal waits for it no more.
-        detail: Why it waits.
-        position: The last event that it put to use.
-        behind: How many events it has still to see.
+        name: Name of the consumer.
+        state: ``running``; ``waiting`` for an unavailable dependency; ``detached``, the
+            journal no longer waits for it.
+        detail: Reason for waiting.
+        position: Position of the last event that it applied.
+        behind: Number of events after that position.
         behind_s: Age of the oldest of these, in seconds; None for none.
-        set_aside: How many events were set aside for it.
-        missed: How many events were trimmed while it was detached.
-        refill: The command that makes up for them; "" where it missed none.
-        rate: How many events a second it put to use over the last minute.
-        error: What went wrong last, also where it went on since.
-        error_at: When that was.
+        set_aside: Number of its dead letters.
+        missed: Number of events trimmed while it was detached.
+        refill: Command that makes up for them; "" if it missed none.
+        rate: Events applied per second, over the last minute.
+        error: Last error, even if solved since.
+        error_at: Time of that error.
     """
 
     name: str
@@ -75,12 +76,12 @@ class ConsumerLine(Shape, frozen=True, kw_only=True):
 
 
 class GapsLine(Shape, frozen=True, kw_only=True):
-    """What is missing in the books, or doubtful; ``steward accounting gaps`` lists it.
+    """Gaps in accounting: counts of missing or doubtful data; ``steward accounting gaps`` lists it.
 
     Attributes:
-        since: Beginning of the time looked at.
-        until: Its end.
-        counts: How many findings there are of each kind.
+        since: Start of the period.
+        until: End of the period.
+        counts: Number of findings of each kind.
         total: Their sum.
         more: Whether there are more than were counted.
     """
@@ -93,18 +94,18 @@ class GapsLine(Shape, frozen=True, kw_only=True):
 
 
 class ClusterLine(Shape, frozen=True, kw_only=True):
-    """How a cluster was last looked at.
+    """Poll status of a cluster.
 
     Attributes:
-        cluster: Its name.
-        slurm: Slurm's version; "" where it is not known.
-        up: Whether slurmctld answered then; None where nobody looked yet.
-        message: What it said where it did not.
-        looked_at: When that was.
-        cost_s: How long the last answer took, in seconds.
-        jobs: How many jobs it showed.
-        interval_s: How long it is from that look to the next, in seconds.
-        remote: Whether another host's Steward looks.
+        cluster: Name of the cluster.
+        slurm: Slurm's version; "" if unknown.
+        up: Whether slurmctld answered the last poll; None before the first one.
+        message: Error text if it did not.
+        looked_at: Time of the last poll.
+        cost_s: Duration of the last answered poll, in seconds.
+        jobs: Number of jobs in it.
+        interval_s: Time from that poll to the next, in seconds.
+        remote: Whether another host's Steward polls the cluster.
         missed_scripts: Jobs whose scripts left the spool before capture read them, as long as
             jobs.db remembers.
     """
@@ -126,10 +127,10 @@ class DiskLine(Shape, frozen=True, kw_only=True):
 
     Attributes:
         what: ``state``, or ``archive`` and the sink's name.
-        path: Where it is.
-        total: Its size, in bytes.
-        free: What Steward may still write, in bytes.
-        files_free: How many files it may still make; None where there is no such bound.
+        path: Directory on it.
+        total: Size, in bytes.
+        free: Space that Steward may still use, in bytes.
+        files_free: Number of files that it may still create; None without such a limit.
     """
 
     what: str
@@ -140,27 +141,28 @@ class DiskLine(Shape, frozen=True, kw_only=True):
 
 
 class StatusShowAnswer(Answer, frozen=True, kw_only=True):
-    """How Steward itself stands.
+    """Status of Steward itself.
 
     Attributes:
-        steward: Its version: the running daemon's, or this program's where none runs.
-        python: Python's.
-        now: When this was so.
+        steward: Version of the running daemon, or of this program if none runs.
+        python: Version of Python.
+        now: Time of this status.
         running: Whether the daemon runs.
-        since: Since when.
-        parts: Its processes.
-        journal: The journal; None where it could not be read.
-        consumers: Those who read it.
-        sinks: Where the archive goes.
-        dead_letters: How many events were set aside altogether.
-        gaps: What is missing in the books; None where that was not asked for.
-        bank: The bank, as bank.standing tells of it; None where there is none.
-        clusters: The configuration's clusters.
-        disks: What is written to.
+        since: Start of the daemon.
+        parts: Worker processes of the daemon.
+        journal: The journal; None if it could not be read.
+        consumers: Consumers of the journal.
+        sinks: Sinks of the archive.
+        dead_letters: Number of dead letters of all consumers.
+        gaps: Gaps in accounting; None if not requested.
+        bank: Status of the bank, as bank.standing returns it; None without a bank.
+        clusters: Clusters of the configuration.
+        disks: File systems that Steward writes to.
         unavailable: Keys of the configuration whose driver is not installed, with the command
             that installs it.
-        refused: Addresses of agents whose batches were refused within half an hour, and why.
-        unknown: What could not be told of these, by its name, and why.
+        refused: Addresses of agents whose batches were rejected within half an hour, with the
+            reason.
+        unknown: Parts of this status that could not be determined, with the error.
     """
 
     steward: str
@@ -183,15 +185,15 @@ class StatusShowAnswer(Answer, frozen=True, kw_only=True):
 
 
 class MetricsRequest(Request, frozen=True, kw_only=True):
-    """status.metrics: figures for Prometheus."""
+    """status.metrics: metrics for Prometheus."""
 
 
 class MetricsAnswer(Answer, frozen=True, kw_only=True):
-    """Figures for Prometheus.
+    """Metrics for Prometheus.
 
     Attributes:
-        text: In its text format.
-        content_type: What an HTTP answer calls that.
+        text: Metrics in Prometheus's text format.
+        content_type: HTTP content type of that format.
     """
 
     text: str

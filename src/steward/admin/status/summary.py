@@ -1,4 +1,9 @@
-"""What the actions about Steward itself work with, and who may call them."""
+"""Status summary: collect journal, consumers, sinks, gaps, bank, clusters and disks.
+
+``gather`` builds a StatusShowAnswer for status.show and for the metrics; parts that fail are
+listed in its ``unknown``. :class:`StatusRoom` is the context of both actions and decides who
+may call them.
+"""
 
 import os
 import platform
@@ -39,13 +44,13 @@ from steward.jobs.queries import clusters_of
 
 
 class StatusRoom:
-    """The context of the actions about Steward itself.
+    """Context of the status actions.
 
     Args:
         settings: The whole configuration.
-        access: Who may see what.
-        registry: What other rooms can be asked for.
-        now: The clock.
+        access: Access decisions.
+        registry: Registry of other packages' actions.
+        now: Clock.
     """
 
     def __init__(
@@ -62,7 +67,7 @@ class StatusRoom:
         self._registry = registry
 
     def admit(self, asker: Asker) -> None:
-        """Let an operator pass.
+        """Require an operator.
 
         Raises:
             Refused: The asker is none, or not on every cluster.
@@ -71,7 +76,7 @@ class StatusRoom:
             raise Refused("how Steward itself stands is for operators to see")
 
     def admit_scraper(self, asker: Asker) -> None:
-        """Let an operator pass, or the user of the web process, which serves the figures.
+        """Require an operator or the user of the web process, which serves metrics.
 
         Raises:
             Refused: The asker is neither.
@@ -80,12 +85,12 @@ class StatusRoom:
             raise Refused("figures are for operators and for the user of Steward's web process")
 
     def is_operator(self, asker: Asker) -> bool:
-        """Whether the asker is an operator on every cluster."""
+        """Return whether the asker is an operator on every cluster."""
         clusters = clusters_of(self.settings)
         return all(self._access.is_operator(asker, cluster) for cluster in clusters)
 
     def ask(self, name: str, request: Any) -> Any:
-        """The answer of another room to Steward itself: who asked this one was let in.
+        """Call another package's action as Steward itself, for an already admitted caller.
 
         Raises:
             StewardError: Whatever the action refuses or cannot do.
@@ -112,10 +117,11 @@ def _uid_of(user: str) -> int | None:
 T = TypeVar("T")
 Journal = tuple[JournalLine | None, tuple[ConsumerLine, ...]]
 _DISK_S: Final = 2.0
+"""Longest wait for statvfs(3), in seconds."""
 
 
 def show(room: StatusRoom, asker: Asker, request: StatusShowRequest) -> StatusShowAnswer:
-    """Tell how Steward itself stands.
+    """Return the status of Steward itself.
 
     Raises:
         Refused: The asker is no operator.
@@ -125,12 +131,12 @@ def show(room: StatusRoom, asker: Asker, request: StatusShowRequest) -> StatusSh
 
 
 def gather(room: StatusRoom, *, gaps: bool, accounts: bool = False) -> StatusShowAnswer:
-    """How Steward itself stands, for whoever was let in.
+    """Collect the status of Steward itself, for an already admitted caller.
 
     Args:
-        room: Asks the other rooms.
-        gaps: Whether what is missing from the books is wanted.
-        accounts: Whether what each account of the bank has is wanted.
+        room: Context of the action.
+        gaps: Whether to search for gaps in accounting.
+        accounts: Whether to include the balances of all bank accounts.
     """
     from steward.archive.requests import SinksRequest
 
@@ -243,7 +249,7 @@ def _bank(room: StatusRoom, accounts: bool) -> BankStandingAnswer:
 
 
 def _missed(settings: Settings) -> dict[str, int]:
-    """How many jobs of each cluster capture missed."""
+    """Return the number of jobs of each cluster whose scripts capture missed."""
     try:
         jobs = Jobs(database_path(settings.state_dir))
     except SqliteUnavailable:
@@ -272,7 +278,7 @@ def _cluster(room: StatusRoom, name: str, missed: int) -> ClusterLine:
 
 
 def disks(room: StatusRoom, unknown: dict[str, str]) -> tuple[DiskLine, ...]:
-    """What is written to; a file system that cannot be looked at is added to ``unknown``."""
+    """Return the file systems that Steward writes to; failures are added to ``unknown``."""
     settings = room.settings
     places = {"state": settings.state_dir}
     if not settings.forward.to:
@@ -296,7 +302,7 @@ def disks(room: StatusRoom, unknown: dict[str, str]) -> tuple[DiskLine, ...]:
 
 
 def _statvfs(path: str) -> os.statvfs_result | str:
-    """What the file system of a path says, or why it does not: a dead mount never answers."""
+    """Call statvfs(3) with a time limit, or return the error: a dead mount never answers."""
     said: list[os.statvfs_result | str] = []
 
     def look() -> None:

@@ -1,7 +1,7 @@
-"""What the daemon's supervisor leaves for others to read: its parts, and how they fare.
+"""Worker status file daemon.json: the daemon's processes, written by its supervisor.
 
-That it is still there is told by a lock that it holds. A process number would say
-nothing to who asks from another container: processes have other numbers there.
+A lock that the supervisor holds shows that the daemon runs. A process id would mean nothing to
+a reader in another container, where process ids differ.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ _FLOCK: Final = struct.Struct("hhqqi")
 
 
 class PartLine(Shape, frozen=True, kw_only=True):
-    """One of the daemon's processes.
+    """Status of one worker process of the daemon.
 
     Attributes:
-        name: The part's name.
-        pid: Its process; 0 while it does not run.
-        since: Since when it runs; None while it does not.
-        restarts: How often it was started again because it failed.
-        error: Why it last ended unasked; "" if it never did.
-        error_at: When that was.
+        name: Name of the worker.
+        pid: Process id; 0 while it does not run.
+        since: Start time; None while it does not run.
+        restarts: Number of restarts after failures.
+        error: Reason of its last unexpected end; "" for none.
+        error_at: Time of that end.
     """
 
     name: str
@@ -45,12 +45,12 @@ class PartLine(Shape, frozen=True, kw_only=True):
 
 
 class DaemonStanding(msgspec.Struct, frozen=True, kw_only=True):
-    """A daemon, as its supervisor left it written.
+    """Status of the daemon, as its supervisor wrote it.
 
     Attributes:
-        version: Steward's; "" where the daemon runs and could not write anything down yet.
-        since: Since when it runs.
-        parts: Its processes.
+        version: Steward's version; "" if the daemon runs but could not write its status yet.
+        since: Start of the daemon.
+        parts: Worker processes of the daemon.
     """
 
     version: str = ""
@@ -59,15 +59,15 @@ class DaemonStanding(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_known(self) -> bool:
-        """Whether it has told how it stands."""
+        """Whether the supervisor has written a status."""
         return self.since is not None
 
 
 class Leaving:
-    """Writes down how the parts of this process stand.
+    """Writer of the workers' status, for the supervisor.
 
     Args:
-        state_dir: Where to.
+        state_dir: Steward's state directory.
     """
 
     def __init__(self, state_dir: str) -> None:
@@ -75,11 +75,11 @@ class Leaving:
         self._lock_path = os.path.join(state_dir, _LOCK)
         self._lock = -1
         self._since = datetime.now(UTC)
-        # The lock is of whoever has the descriptor: a part that is stuck would hold it on.
+        # A lock belongs to all processes with the descriptor: a stuck child would keep it held.
         os.register_at_fork(after_in_child=self._leave_to_parent)
 
     def put(self, parts: Sequence[PartLine]) -> None:
-        """Write it down; the lock is held before, for as long as this process lives.
+        """Write the workers' status; first take the lock, for the life of this process.
 
         Raises:
             NotLeft: It cannot be written, or another daemon holds the lock.
@@ -97,7 +97,7 @@ class Leaving:
 
 
 def read(state_dir: str) -> DaemonStanding | None:
-    """The daemon that runs on a state directory; None where none does."""
+    """Read the status of the daemon of a state directory; None if none runs."""
     if not _is_held(os.path.join(state_dir, _LOCK)):
         return None
     found = read_status(os.path.join(state_dir, _FILENAME), DaemonStanding)
@@ -105,9 +105,9 @@ def read(state_dir: str) -> DaemonStanding | None:
 
 
 def _hold(path: str, told: str) -> int:
-    """Take the lock, of an open file: a process's own goes with any descriptor that it closes.
+    """Take the daemon's lock, one of an open file: closing another descriptor keeps it held.
 
-    What a daemon before has told is taken away, as long as nobody can take it for ours.
+    Also delete the status file of an earlier daemon, before anybody can take it for ours.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -127,7 +127,7 @@ def _hold(path: str, told: str) -> int:
 
 
 def _is_held(path: str) -> bool:
-    """Whether a process holds a lock, which is asked about without taking it."""
+    """Return whether a process holds a lock, without taking it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

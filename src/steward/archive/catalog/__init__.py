@@ -1,1 +1,1 @@
-"""What makes scripts findable by what is in them: an index a month, and the search in it."""
+"""Catalog: the search index over scripts, one SQLite file for each month."""

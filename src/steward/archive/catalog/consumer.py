@@ -1,8 +1,8 @@
-"""The consumer that makes scripts findable: it indexes each distinct one once, a file a month.
+"""Catalog consumer: indexes each distinct script once, in one SQLite file per month.
 
-It is a consumer of its own, so that the archive never waits for it. Every
-step may be repeated: a use that is there is left as it is, and the cursor is
-moved when all months of a batch are durable.
+It is a consumer separate from the sinks, so that archiving never waits for indexing. Every step can
+be repeated: an existing use is left as it is, and the cursor moves when all months of a batch are
+durable. :func:`spooled` and :func:`identified` convert events to :class:`Use`.
 """
 
 import logging
@@ -37,14 +37,14 @@ _LONGEST_KEY_NS = 2**63
 
 
 class Catalogue:
-    """The consumer named ``catalogue``.
+    """Consumer ``catalogue``: writes the search index.
 
     Args:
-        directory: ``state_dir/catalogue``; made if need be.
-        contents: Reads scripts, also those of events that are sent again.
+        directory: ``state_dir/catalogue``; created if needed.
+        contents: Reads scripts, including those of resent events.
 
     Raises:
-        CatalogueUnavailable: The catalogue is damaged, or cannot be opened now.
+        CatalogueUnavailable: The catalog is damaged, or cannot be opened now.
     """
 
     name = "catalogue"
@@ -59,15 +59,15 @@ class Catalogue:
         self._months: dict[str, MonthWriter] = {}
 
     def cursor(self) -> int:
-        """Position of the last event that was put to use."""
+        """Return the position of the last applied event."""
         with self._generations.lock():
             return self._open().position()
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 - a consumer's shape
-        """Index new scripts, note whose they are, forget what is purged.
+        """Index new scripts, add their owners, and remove purged ones.
 
         Raises:
-            Unavailable: The catalogue or a store cannot be used now.
+            Unavailable: The catalog or a store cannot be used now.
             Rejected: The bytes of a script are gone.
         """
         with self._generations.lock():
@@ -81,11 +81,11 @@ class Catalogue:
             progressed.advance(upto, purged)
 
     def tick(self, append: Append) -> float:  # noqa: ARG002 - a consumer's shape
-        """Nothing is due by the clock; returns seconds until the next call."""
+        """Do nothing; return seconds until the next call."""
         return 3600.0
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         for writer in self._months.values():
             writer.close()
         self._months.clear()
@@ -95,7 +95,7 @@ class Catalogue:
         self._directory = ""
 
     def _open(self) -> Progressed:
-        """The present generation's cursor; opened anew after a reindexing."""
+        """Open the cursor of the current generation, which changes after a rebuild."""
         directory = self._generations.ensure()
         if directory != self._directory or self._progressed is None:
             self.close()
@@ -104,6 +104,7 @@ class Catalogue:
         return self._progressed
 
     def _month(self, month: str) -> MonthWriter:
+        """Return a month's writer; at most three stay open."""
         writer = self._months.pop(month, None)
         if writer is None:
             writer = MonthWriter(month_path(self._directory, month))
@@ -113,6 +114,7 @@ class Catalogue:
         return writer
 
     def _apply_month(self, month: str, events: Sequence[Event], gone: set[tuple[str, str]]) -> None:
+        """Apply the events of one month in one transaction."""
         if not events and not os.path.exists(month_path(self._directory, month)):
             return
         writer = self._month(month)
@@ -125,6 +127,7 @@ class Catalogue:
             writer.shrink_log()
 
     def _take(self, writer: MonthWriter, event: Event) -> None:
+        """Index the script of an event, or update its use."""
         if isinstance(event.body, JobIdentity):
             writer.identify(identified(event.cluster, event.body, event.id))
         elif isinstance(event.body, JobScript) and event.body.script is not None:
@@ -138,6 +141,7 @@ class Catalogue:
             writer.add_use(spooled(event, event.body, number))
 
     def _bytes(self, event: Event, body: JobScript) -> bytes:
+        """Read the script of an event."""
         try:
             script = self._contents.read(event.cluster, event.key, body, "script")
         except NotArchived as error:
@@ -147,7 +151,7 @@ class Catalogue:
 
 
 def spooled(event: Event, body: JobScript, script: int) -> Use:
-    """The use that a job.script event tells of, its owner unknown."""
+    """Convert a job.script event to a use without an owner."""
     return Use(
         cluster=event.cluster,
         key=event.key,
@@ -160,7 +164,7 @@ def spooled(event: Event, body: JobScript, script: int) -> Use:
 
 
 def identified(cluster: str, body: JobIdentity, event: int) -> Use:
-    """What a job.identity event tells of a use."""
+    """Convert a job.identity event to a use with owner, account, partition and name."""
     record = body.record
     return Use(
         cluster=cluster,
@@ -177,10 +181,10 @@ def identified(cluster: str, body: JobIdentity, event: int) -> Use:
 
 
 def spool_time(key: str) -> int:
-    """The time in the spool that a script's key tells, microseconds since the epoch.
+    """Parse the spool time in a script's key, microseconds since the epoch.
 
     Raises:
-        ValueError: It is not a script's key.
+        ValueError: The text is not a script's key.
     """
     kind, _, rest = key.partition(":")
     nanoseconds = int(rest.rpartition(":")[2])
@@ -194,11 +198,13 @@ def _month(key: str) -> str:
 
 
 def _key(event: Event) -> tuple[str, str]:
+    """Return cluster and script key of an event."""
     key = event.body.script_key if isinstance(event.body, JobIdentity) else event.key
     return event.cluster, key
 
 
 def _by_month(events: Sequence[Event]) -> dict[str, list[Event]]:
+    """Group events by the month of their scripts."""
     found: dict[str, list[Event]] = {}
     for event in events:
         if isinstance(event.body, ArchivePurge):
@@ -212,9 +218,10 @@ def _by_month(events: Sequence[Event]) -> dict[str, list[Event]]:
 
 
 def _purged(events: Sequence[Event]) -> list[tuple[str, str, int]]:
+    """Return cluster, key and event of every script purged from all sinks."""
     found = []
     for event in events:
-        # A purge of one sink is that sink's own affair.
+        # A purge of one sink concerns that sink only.
         if isinstance(event.body, ArchivePurge) and not event.body.sink:
             for key in event.body.script_keys:
                 try:

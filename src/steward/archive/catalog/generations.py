@@ -1,9 +1,11 @@
-"""Where the catalogue's files lie, so that a new one can be made beside the one in use.
+"""Catalog generations: directories of the search index; a rebuild leaves the current one alone.
 
-``state_dir/catalogue/current`` is a symbolic link to a directory ``g1``,
-``g2`` …, which holds a file a month and ``cursor.db``. Reindexing fills the
-next directory and moves the link. No path ever means two databases: one whose
-write-ahead log was left behind under the same name would be read with it.
+``state_dir/catalogue/current`` is a symbolic link to a directory ``g1``, ``g2`` and so on, which
+holds one file per month and ``cursor.db``. A rebuild fills the next directory and moves the link. A
+path never names two databases in turn: SQLite would read a new one with the write-ahead log left by
+the old.
+
+:class:`Generations` manages the directories and locks; :class:`Progressed` is cursor.db.
 """
 
 import fcntl
@@ -33,14 +35,14 @@ _MIGRATIONS: Final = (
 )
 
 Key = tuple[str, str]
-"""A script by its cluster and the key of its job.script event."""
+"""Identity of a script: cluster and key of its job.script event."""
 
 
 class Progressed:
-    """cursor.db of one generation: how far it has come, and what it was told to forget.
+    """Cursor and purged scripts of one generation, in cursor.db.
 
     Args:
-        directory: The generation's.
+        directory: Directory of the generation.
 
     Raises:
         CatalogueUnavailable: The file is damaged.
@@ -52,35 +54,35 @@ class Progressed:
             self._connection: Connection = open_database(self._path, _MIGRATIONS)
 
     def position(self) -> int:
-        """The last event that was put to use."""
+        """Return the position of the last applied event."""
         with damage_named(self._path):
             return int(self._connection.execute("SELECT position FROM cursor").fetchone()[0])
 
     def purged(self, keys: Sequence[Key]) -> set[Key]:
-        """Which of these were purged, and are not to come back."""
+        """Return which of these scripts were purged and must not be indexed again."""
         sql = "SELECT 1 FROM purged WHERE cluster = ? AND key = ?"
         with damage_named(self._path):
             return {key for key in keys if self._connection.execute(sql, key).fetchone()}
 
     def purged_since(self, position: int) -> list[tuple[str, str, int]]:
-        """All that were purged by events after this one, with the event."""
+        """Return all scripts purged by events after a position, with the event."""
         sql = "SELECT cluster, key, event FROM purged WHERE event > ?"
         with damage_named(self._path):
             return [tuple(row) for row in self._connection.execute(sql, (position,))]
 
     def advance(self, position: int, purged: Sequence[tuple[str, str, int]] = ()) -> None:
-        """Note what is purged and how far we are, both or neither."""
+        """Store purged scripts and the cursor in one transaction."""
         with damage_named(self._path), transaction(self._connection, self._path) as connection:
             connection.executemany("INSERT OR REPLACE INTO purged VALUES(?, ?, ?)", purged)
             connection.execute("UPDATE cursor SET position = max(position, ?)", (position,))
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the database."""
         self._connection.close()
 
 
 class Generations:
-    """The catalogue's directory.
+    """Directory of the catalog's generations.
 
     Args:
         directory: ``state_dir/catalogue``.
@@ -90,7 +92,7 @@ class Generations:
         self.directory = directory
 
     def current(self) -> str:
-        """The directory in use; "" where there is none yet."""
+        """Return the current directory; "" if there is none yet."""
         try:
             name = os.readlink(os.path.join(self.directory, _CURRENT))
         except FileNotFoundError:
@@ -98,18 +100,18 @@ class Generations:
         return os.path.join(self.directory, name) if _GENERATION.fullmatch(name) else ""
 
     def ensure(self) -> str:
-        """The directory in use, made where there is none yet.
+        """Return the current directory; create the first one if needed.
 
         Raises:
-            CatalogueUnavailable: It cannot be made now.
+            CatalogueUnavailable: It cannot be created now.
         """
         return self.current() or self.enter(self.make())
 
     def make(self) -> str:
-        """A new directory, not in use yet.
+        """Create a new directory that is not current yet.
 
         Raises:
-            CatalogueUnavailable: It cannot be made now.
+            CatalogueUnavailable: It cannot be created now.
         """
         try:
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
@@ -120,7 +122,7 @@ class Generations:
         return path
 
     def enter(self, path: str) -> str:
-        """Put a directory into use and remove all others; the caller holds the lock.
+        """Make a directory current and remove all others; the caller holds the lock.
 
         Raises:
             CatalogueUnavailable: The link cannot be moved.
@@ -139,7 +141,7 @@ class Generations:
         return path
 
     def clear(self) -> None:
-        """Remove directories that are not in use: an earlier one, or one left half made."""
+        """Remove directories that are not current: older or incomplete ones."""
         kept = os.path.basename(self.current())
         for number in self._numbers():
             if f"g{number}" != kept:
@@ -149,14 +151,14 @@ class Generations:
 
     @contextmanager
     def lock(self, name: str = "lock", *, wait: bool = True) -> Iterator[None]:
-        """Hold one of the catalogue's locks: ``lock`` to write, ``reindex`` to make it again.
+        """Hold a lock of the catalog: ``lock`` to write, ``reindex`` to rebuild.
 
         Args:
-            name: Which.
-            wait: Whether to wait for whoever holds it.
+            name: Name of the lock.
+            wait: Whether to wait until the lock is free.
 
         Raises:
-            CatalogueUnavailable: Somebody holds it, or it cannot be made now.
+            CatalogueUnavailable: Another process holds it, or it cannot be created now.
         """
         try:
             os.makedirs(self.directory, mode=0o700, exist_ok=True)

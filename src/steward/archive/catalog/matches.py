@@ -1,9 +1,8 @@
-"""What it means that a text stands in a script, decided on the script itself.
+"""Term matching: decide exactly whether search terms occur in a script, and in which lines.
 
-The index only proposes: it knows which groups of three letters a script holds,
-not where. So every proposal is looked at here, and a hit is exact. Letters are
-folded by ``str.casefold``, which maps each letter for itself: a text that is
-part of another is so after folding too, and no hit is ever missed.
+The trigram index knows which groups of three letters a script contains, not where. It proposes
+scripts; :class:`Matcher` checks each one. Letters are folded by ``str.casefold``, which maps each
+letter separately: a text that is part of another remains so after folding, so no hit is missed.
 """
 
 import re
@@ -21,34 +20,34 @@ _GROUP = 3
 
 
 class SearchError(UsageError):
-    """What was asked for cannot be searched for."""
+    """Error: the search terms are invalid."""
 
 
 def decode(data: bytes) -> str:
-    """A script as text; what is not UTF-8 becomes U+FFFD."""
+    """Decode a script; bytes that are not UTF-8 become U+FFFD."""
     return data.decode("utf-8", "replace")
 
 
 def indexed_form(text: str) -> str:
-    """The text as it is indexed: folded, and without NUL, at which the index would stop."""
-    # The two line ends let even the last letters stand at the beginning of a group of three.
+    """Convert text to its indexed form: folded, and without NUL, at which the index would stop."""
+    # The two line ends let even the last letters begin a group of three.
     return text.casefold().replace("\0", " ") + "\n\n"
 
 
 class Matcher:
-    """Decides whether all terms stand in a script, and where.
+    """Matcher of search terms in scripts.
 
     Args:
-        terms: The texts, each as it is written.
-        case: Whether upper and lower case differ.
-        words: Whether a term must stand as whole words.
+        terms: The terms, verbatim.
+        case: Whether matching is case-sensitive.
+        words: Whether a term must match whole words.
 
     Attributes:
         terms: The texts, with U+FFFD for what cannot be decoded.
         words: As above.
 
     Raises:
-        SearchError: There is no term, or there are too many, or one is empty or too long.
+        SearchError: There is no term, there are too many, or one is empty or too long.
     """
 
     def __init__(self, terms: Sequence[str], *, case: bool = False, words: bool = False) -> None:
@@ -61,23 +60,24 @@ class Matcher:
                 )
         self._case = case
         self.words = words
-        # Bytes that came in undecoded stand in scripts as U+FFFD too.
+        # Scripts contain U+FFFD for undecodable bytes, so terms must, too.
         clean = [
             term.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for term in terms
         ]
         self.terms = tuple(clean)
-        # As indexed_form has it, to look it up; a NUL that is meant is looked for below.
+        # For the index lookup, as in indexed_form; a NUL in a term is checked by the patterns
+        # below.
         self._looked_up = [term.casefold().replace("\0", " ") for term in clean]
         self._terms = clean if case else [term.casefold() for term in clean]
         edges = (r"(?<!\w)", r"(?!\w)") if words else ("", "")
         self._patterns = [re.compile(edges[0] + re.escape(term) + edges[1]) for term in self._terms]
-        # The longest first: where two terms begin alike, the longer one is marked.
+        # The longest first: if two terms begin alike, the longer one is marked.
         ordered = sorted(set(self._terms), key=len, reverse=True)
         body = "|".join(map(re.escape, ordered))
         self._any = re.compile(f"{edges[0]}(?:{body}){edges[1]}")
 
     def groups(self) -> list[str]:
-        """Groups of three letters that every script with all terms holds; a sample of them."""
+        """Return a sample of the groups of three letters that every matching script contains."""
         found: dict[str, None] = {}
         share = max(2, _MOST_GROUPS // len(self._looked_up))
         for term in self._looked_up:
@@ -90,25 +90,25 @@ class Matcher:
         return list(found)
 
     def short_part(self) -> str:
-        """The longest of terms that are all too short for a group of three."""
+        """Return the longest term, if all are too short for a group of three."""
         return max(self._looked_up, key=len)
 
     def matches(self, text: str) -> bool:
-        """Whether all terms stand in the text of a script."""
+        """Return whether a script's text contains all terms."""
         subject = text if self._case else text.casefold()
         if self.words:
             return all(pattern.search(subject) for pattern in self._patterns)
         return all(term in subject for term in self._terms)
 
     def lines(self, text: str, limit: int) -> tuple[tuple[HitLine, ...], int]:
-        """The first lines with a hit, and how many further lines have one.
+        """Return the first matching lines, and the number of further ones.
 
         Args:
             text: A script that matches.
-            limit: How many lines to give.
+            limit: Maximum number of lines.
         """
         subject = text if self._case else text.casefold()
-        # Where folding changes lengths, places in one are not places in the other.
+        # If folding changed the length, positions differ between the two texts.
         shown = text if len(text) == len(subject) else subject
         lines: list[HitLine] = []
         number, line_start, more, last_counted = 1, 0, 0, 0
@@ -137,6 +137,7 @@ class Matcher:
 
 
 def _hit_line(text: str, number: int, start: int, spans: list[tuple[int, int]]) -> HitLine:
+    """Make a matching line, shortened around its first hit."""
     end = text.find("\n", start)
     if end < 0:
         end = len(text)

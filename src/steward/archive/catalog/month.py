@@ -1,11 +1,12 @@
-"""One month of the catalogue: an index of the scripts that were spooled in it, and of their uses.
+"""Monthly index: one SQLite file with the scripts spooled in a month, and the jobs that used them.
 
-Each distinct script is indexed once, by groups of three letters (FTS5's
-trigram tokenizer, ``detail=none``: 0.9 bytes of index for a byte of script),
-and kept compressed beside the index: a hit must be proved on the script
-itself, and the archive may lie on a file system that is slow, full of small
-files, or away. The index itself holds no text (``content=''``), so what is
-taken out of it must be given back to it, which is the second use of the copy.
+Each distinct script is indexed once by groups of three letters (FTS5's trigram tokenizer,
+``detail=none``: 0.9 bytes of index per byte of script), and its compressed text is stored beside
+the index. The copy serves two purposes. A hit must be checked on the script itself, and the archive
+may be on a file system that is slow, full of small files, or unavailable. And the index holds no
+text (``content=''``), so removing a script from it requires the text.
+
+:class:`Use` is a script run by a job, :class:`MonthReader` and :class:`MonthWriter` open a file.
 """
 
 import os
@@ -29,7 +30,8 @@ from steward.core.sqlite import (
 )
 
 MOST_INDEXED_BYTES: Final = 4 * 1024**2
-"""Of a script, what lies beyond is not found. Slurm's own limit (max_script_size) is 4 MiB."""
+"""Indexed size of a script; text beyond is not found. Slurm's own limit (max_script_size) is 4 MiB.
+"""
 
 MIGRATIONS: Final = (
     """
@@ -67,28 +69,28 @@ MIGRATIONS: Final = (
 
 
 class CatalogueError(StewardError):
-    """The catalogue is not what it should be."""
+    """Error of the catalog."""
 
 
 class CatalogueUnavailable(CatalogueError, Unavailable):
-    """The catalogue cannot be used now; nothing is lost."""
+    """Catalog that cannot be used now; nothing is lost."""
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
-    """A script that a job ran.
+    """Script that a job ran, with the job's owner, account, partition and name.
 
     Attributes:
         cluster: The job's cluster.
         key: Key of the job.script event.
-        job_id: The id in the spool: an array's or a het job's leader.
+        job_id: Id in the spool: that of an array or of a het job's leader.
         at: The script's time in the spool, microseconds since the epoch.
-        uid: The owner; None while Slurm has not said.
-        user: The owner's name at submit.
-        account: The account that the job is charged to.
+        uid: Owner's uid; None until Slurm reports it.
+        user: Owner's name at submit.
+        account: Account of the job.
         partition: The job's partition.
         name: The job's name.
-        event: Position in the journal of the last event that said something of it.
-        script: Number of the script in the month's file; 0 before it is there.
+        event: Journal position of the last event about it.
+        script: Row number of the script in the month's file; 0 before it is stored.
     """
 
     cluster: str
@@ -105,12 +107,12 @@ class Use(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def time(self) -> datetime:
-        """The script's time in the spool."""
+        """Return the script's time in the spool."""
         return moment(self.at)
 
     @property
     def place(self) -> tuple[int, str, str]:
-        """Where it stands in the order of all: time in microseconds, key, cluster."""
+        """Return its sort position: time in microseconds, key, cluster."""
         return self.at, self.key, self.cluster
 
 
@@ -118,24 +120,24 @@ USE_COLUMNS: Final = ", ".join(f"use.{name}" for name in Use.__struct_fields__)
 
 
 def moment(microseconds: int) -> datetime:
-    """The time that so many microseconds since the epoch are, UTC."""
+    """Convert microseconds since the epoch to a datetime in UTC."""
     return datetime.fromtimestamp(microseconds // 10**6, UTC).replace(
         microsecond=microseconds % 10**6
     )
 
 
 def month_of(microseconds: int) -> str:
-    """The month of a time, in UTC: ``2026-11``."""
+    """Return the month of a time, in UTC: ``2026-11``."""
     return moment(microseconds).strftime("%Y-%m")
 
 
 def month_path(directory: str, month: str) -> str:
-    """Where a month's file lies."""
+    """Return the path of a month's file."""
     return os.path.join(directory, f"{month}.db")
 
 
 def months_in(directory: str) -> list[str]:
-    """The months that have a file, oldest first."""
+    """List the months that have a file, oldest first."""
     try:
         names = os.listdir(directory)
     except FileNotFoundError:
@@ -149,7 +151,7 @@ def months_in(directory: str) -> list[str]:
 
 @contextmanager
 def damage_named(path: str) -> Iterator[None]:
-    """Say of a damaged file what helps, and let it be tried again after that.
+    """Convert SQLite errors to CatalogueUnavailable with advice, as a context manager.
 
     Raises:
         CatalogueUnavailable: The file is damaged.
@@ -164,13 +166,13 @@ def damage_named(path: str) -> Iterator[None]:
 
 
 class MonthReader:
-    """A month's file, for reading.
+    """Read access to a month's file.
 
     Args:
         path: The file.
 
     Raises:
-        SqliteUnavailable: There is none, or it cannot be read now.
+        SqliteUnavailable: The file does not exist, or cannot be read now.
     """
 
     def __init__(self, path: str) -> None:
@@ -178,16 +180,16 @@ class MonthReader:
         self.connection: Connection = open_reader(path)
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> Iterator[Any]:
-        """The rows of a question, as they are found."""
+        """Yield the rows of a query."""
         with damage_named(self.path):
             yield from self.connection.execute(sql, values)
 
     def text(self, script: int) -> str:
-        """A script as it was indexed."""
+        """Return the indexed text of a script."""
         return decode(self.data(script))
 
     def data(self, script: int) -> bytes:
-        """The indexed bytes of a script.
+        """Return the indexed bytes of a script.
 
         Raises:
             CatalogueUnavailable: The file is damaged.
@@ -202,16 +204,16 @@ class MonthReader:
         return _unpacked(rows[0][0])
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.connection.close()
 
 
 class MonthWriter:
-    """A month's file, for its one writer.
+    """Write access to a month's file; there is one writer.
 
     Args:
-        path: The file; made if need be.
-        synchronous: SQLite's pragma; OFF only for a file that is not in use yet.
+        path: The file; created if needed.
+        synchronous: SQLite's pragma; OFF only for a file that is not current yet.
 
     Raises:
         CatalogueUnavailable: The file is damaged.
@@ -226,17 +228,17 @@ class MonthWriter:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """One transaction for all that is written inside."""
+        """Run the body in one transaction."""
         with damage_named(self.path), transaction(self._connection, self.path):
             yield
 
     def begin(self) -> None:
-        """Begin a long transaction; for a file that nobody else writes."""
+        """Begin a long transaction; only for a file that no other process writes."""
         with damage_named(self.path):
             self._connection.execute("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
-        """End what :meth:`begin` began.
+        """Commit the transaction of :meth:`begin`.
 
         Raises:
             SqliteUnavailable: The disk is full.
@@ -245,13 +247,13 @@ class MonthWriter:
             self._connection.execute("COMMIT")
 
     def knows(self, sha256: bytes) -> int:
-        """The number of a script; 0 if it is not here."""
+        """Return the row number of a script; 0 if it is not stored."""
         sql = "SELECT number FROM script WHERE sha256 = ?"
         row = self._connection.execute(sql, (sha256,)).fetchone()
         return int(row[0]) if row else 0
 
     def add_script(self, sha256: bytes, data: bytes) -> int:
-        """Index a script that is not here yet; its number."""
+        """Store and index a new script; return its row number."""
         known = data[:MOST_INDEXED_BYTES]
         packed = zlib.compress(known, 1)
         number = self._connection.execute(
@@ -264,7 +266,7 @@ class MonthWriter:
         return int(number)
 
     def add_use(self, use: Use) -> None:
-        """Note that a job ran a script; of a use that is here already nothing changes."""
+        """Store that a job ran a script; an existing use is left unchanged."""
         names = Use.__struct_fields__
         self._connection.execute(
             f"INSERT OR IGNORE INTO use({', '.join(names)}) VALUES({', '.join('?' * len(names))})",
@@ -272,12 +274,12 @@ class MonthWriter:
         )
 
     def has_use(self, cluster: str, key: str) -> bool:
-        """Whether this use is here."""
+        """Return whether a use is stored."""
         sql = "SELECT 1 FROM use WHERE cluster = ? AND key = ?"
         return self._connection.execute(sql, (cluster, key)).fetchone() is not None
 
     def identify(self, use: Use) -> None:
-        """Note what is known now of the job of a use that is here."""
+        """Update owner, account, partition and name of an existing use."""
         self._connection.execute(
             "UPDATE use SET uid = ?, user = ?, account = ?, partition = ?, name = ?, event = ? "
             "WHERE cluster = ? AND key = ?",
@@ -288,7 +290,7 @@ class MonthWriter:
         )
 
     def forget(self, cluster: str, key: str) -> bool:
-        """Take out a use, and its script where no other use has it; whether it was here."""
+        """Remove a use, and its script if unused; return whether the use existed."""
         run = self._connection.execute
         row = run(
             "DELETE FROM use WHERE cluster = ? AND key = ? RETURNING script", (cluster, key)
@@ -303,23 +305,23 @@ class MonthWriter:
         return True
 
     def shrink_log(self) -> None:
-        """Empty the write-ahead log, where what was taken out can still be read."""
+        """Truncate the write-ahead log, from which removed text could still be read."""
         with damage_named(self.path):
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def counts(self) -> tuple[int, int]:
-        """How many uses and how many distinct scripts are here."""
+        """Return the number of uses and of distinct scripts."""
         sql = "SELECT (SELECT count(*) FROM use), (SELECT count(*) FROM script)"
         uses, scripts = self._connection.execute(sql).fetchone()
         return int(uses), int(scripts)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._connection.close()
 
 
 def _unpacked(packed: bytes) -> bytes:
-    # zlib's first byte is never 0, which marks bytes that do not get smaller.
+    # zlib data never begins with 0, which marks bytes stored uncompressed.
     if packed[:1] == b"\0":
         return packed[1:]
     try:

@@ -1,4 +1,10 @@
-"""A new catalogue that is not in use yet: filled by long transactions that nothing waits for."""
+"""Catalog rebuild: create a new search index from the files of a sink (``archive.reindex``).
+
+:class:`Reindexing` reads the sink's database, or its files and manifests if that is lost, adds
+scripts that were moved meanwhile, and takes over what the consumer indexed since the start. Then it
+makes the new generation current. :class:`Builder` writes the new generation in long transactions
+that no other process waits for.
+"""
 
 import hashlib
 import logging
@@ -36,10 +42,10 @@ _OPEN_MONTHS = 12
 
 
 class Builder:
-    """Fills a new generation's directory.
+    """Writer of a new generation.
 
     Args:
-        directory: The generation's.
+        directory: Directory of the generation.
     """
 
     def __init__(self, directory: str) -> None:
@@ -48,12 +54,12 @@ class Builder:
         self._pending = 0
 
     def add(self, use: Use, data: bytes, sha256: bytes = b"") -> None:
-        """Index a use and, if need be, its script; what is known of a use is replaced.
+        """Index a use and, if new, its script; replace what is stored of the use.
 
         Args:
-            use: The use; its number of the script does not matter.
-            data: The script's bytes, or as many of them as are indexed.
-            sha256: Of the whole script, where ``data`` is not all of it.
+            use: The use; its script number is ignored.
+            data: The script's bytes, or the part that is indexed.
+            sha256: SHA-256 of the whole script, if ``data`` is only a part.
 
         Raises:
             SqliteUnavailable: The disk is full.
@@ -66,26 +72,26 @@ class Builder:
         writer.identify(added)
 
     def has(self, use: Use) -> bool:
-        """Whether a use is here."""
+        """Return whether a use is stored."""
         return self._month(month_of(use.at)).has_use(use.cluster, use.key)
 
     def forget(self, at: int, key: Key) -> None:
-        """Take out a use.
+        """Remove a use.
 
         Args:
             at: The script's time in the spool, microseconds since the epoch.
-            key: The use.
+            key: Cluster and key of the use.
         """
         month = month_of(at)
         if month in self._months or os.path.exists(month_path(self.directory, month)):
             self._month(month).forget(*key)
 
     def finish(self, position: int, purged: list[tuple[str, str, int]]) -> tuple[int, int]:
-        """Make everything durable and note how far it goes; numbers of uses and of scripts.
+        """Make the generation durable, set its cursor; return the number of uses and scripts.
 
         Args:
-            position: The last event that is in it.
-            purged: What was purged, with the event.
+            position: Position of the last event included.
+            purged: Purged scripts, with the event.
         """
         self._close_months()
         uses = scripts = 0
@@ -106,16 +112,16 @@ class Builder:
         return uses, scripts
 
     def abandon(self) -> None:
-        """Let go of all files; harmless after :meth:`finish`."""
+        """Close all files; harmless after :meth:`finish`."""
         for writer in self._months.values():
             writer.close()
         self._months.clear()
 
     def _month(self, month: str) -> MonthWriter:
-        """A month's writer, inside a transaction."""
+        """Return a month's writer, inside a transaction."""
         writer = self._months.pop(month, None)
         if writer is None:
-            # Whatever a crash leaves of it is thrown away, so nothing is synced until the end.
+            # A crash discards the whole generation, so nothing is synced before the end.
             writer = MonthWriter(month_path(self.directory, month), synchronous="OFF")
             writer.begin()
         self._months[month] = writer  # The one used last stands last.
@@ -144,7 +150,7 @@ _REPORT_EVERY = 500
 
 
 class Reindexing:
-    """One making of a new catalogue.
+    """One rebuild of the catalog.
 
     Args:
         settings: The whole configuration.
@@ -156,16 +162,16 @@ class Reindexing:
         of = settings.files_sink(sink)
         self._roots = [settings.sink_path(sink), *([of.move_to] if of.move_to else [])]
         self._layout = compile_layout(of.layout, of.period)
-        # A path without a cluster is of the only one, unless others send theirs here, too.
+        # A path without a cluster belongs to the only one, unless other hosts send theirs here.
         self._clusters = () if settings.consume else tuple(settings.cluster)
         self._reader = FilesReader(settings, sink)
         self._unreadable = 0
 
     def run(self) -> Generator[Progress | ReindexAnswer, None, None]:
-        """Make it; yields how far it is, and at last what is in it.
+        """Rebuild the catalog; yield progress, and the result at the end.
 
         Raises:
-            CatalogueUnavailable: Another reindexing runs, or the disk is full.
+            CatalogueUnavailable: Another rebuild is running, or the disk is full.
             ArchiveUnavailable: The tree cannot be read.
         """
         with self._generations.lock("reindex", wait=False):
@@ -188,6 +194,7 @@ class Reindexing:
         )
 
     def _fill(self, builder: Builder) -> Iterator[Progress]:
+        """Index every archived script; yield progress."""
         done = 0
         for path, use in self._uses():
             done += 1
@@ -196,7 +203,7 @@ class Reindexing:
             try:
                 data = read_file(path)
             except OSError as error:
-                # Moved or purged since it was listed, or damaged: what moved is looked for later.
+                # Moved, purged or damaged since it was listed; moved scripts are added later.
                 log.warning("%s is not indexed: %s", path, error.strerror)
                 self._unreadable += not isinstance(error, FileNotFoundError)
                 continue
@@ -208,7 +215,7 @@ class Reindexing:
         yield Progress(done=done, total=done)
 
     def _uses(self) -> Iterator[tuple[str, Use]]:
-        """Every script that there is: its path, and whose it is."""
+        """Yield the path and use of every archived script."""
         if not self._layout.manifests:
             known = False
             for placed in self._placed():
@@ -227,10 +234,11 @@ class Reindexing:
         try:
             yield from self._reader.entries()
         except SqliteUnavailable as error:
-            # Lost with the state directory: the files are what is left.
+            # Lost with the state directory: only the files are left.
             log.info("the sink's database says nothing: %s", error)
 
     def _use_of_found(self, found: FoundScript, path: str) -> Use:
+        """Make the use of a script found by manifest or file name."""
         record = found.record
         cluster = found.cluster
         if not cluster and len(self._clusters) == 1:
@@ -251,7 +259,7 @@ class Reindexing:
         )
 
     def _keep_what_moved(self, old: str, builder: Builder) -> None:
-        """Take over what the sink has, but was not met: it waits, or was moved while we looked."""
+        """Add uses that the sink has but the scan missed: waiting, or moved during the scan."""
         for reader, use, sha256 in _old_uses(old, -1):
             if not builder.has(use) and self._is_kept(use):
                 builder.add(use, reader.data(use.script), sha256)
@@ -260,11 +268,11 @@ class Reindexing:
         try:
             return self._reader.locate(use.key, use.cluster) is not None
         except Unavailable:
-            # Without the sink's database the files alone count.
+            # Without the sink's database only the files count.
             return False
 
     def _take_over(self, old: str, builder: Builder, since: int) -> tuple[int, int]:
-        """Take over what the writer did after ``since``; numbers of uses and of scripts."""
+        """Add what the consumer indexed after ``since``; return the number of uses and scripts."""
         for reader, use, sha256 in _old_uses(old, since):
             builder.add(use, reader.data(use.script), sha256)
         purged: list[tuple[str, str, int]] = []
@@ -283,7 +291,7 @@ class Reindexing:
 
 
 def _position(generation: str) -> int:
-    """The last event that a catalogue has put to use; 0 where it cannot say."""
+    """Return the cursor of a generation; 0 if it cannot be read."""
     try:
         progressed = Progressed(generation)
         try:
@@ -291,15 +299,16 @@ def _position(generation: str) -> int:
         finally:
             progressed.close()
     except CatalogueUnavailable as error:
-        # Damage may be why all this is done. Events that are still there come again, harmlessly.
+        # Damage may be the reason for the rebuild. Events still in the journal are applied again,
+        # without harm.
         log.warning("how far the old catalogue came is not known: %s", error)
         return 0
 
 
 def _old_uses(generation: str, since: int) -> Iterator[tuple[MonthReader, Use, bytes]]:
-    """The uses that events after ``since`` told of, with the script's SHA-256.
+    """Yield the uses changed by events after ``since``, with the script's SHA-256.
 
-    A month that is damaged is passed over: the files have what was in it.
+    A damaged month is skipped: the files have its scripts.
     """
     sql = (
         f"SELECT script.sha256, {USE_COLUMNS} FROM use JOIN script ON script.number = use.script "  # noqa: S608 - our own columns
@@ -318,6 +327,7 @@ def _old_uses(generation: str, since: int) -> Iterator[tuple[MonthReader, Use, b
 
 
 def _use_of_placed(placed: Placed) -> Use:
+    """Make the use of a script recorded in the sink's database."""
     assert placed.script is not None, "the caller has looked"
     name = parse_file_name(os.path.basename(placed.script.path))
     return Use(
@@ -332,9 +342,9 @@ def _use_of_placed(placed: Placed) -> Use:
 
 
 def _owner_by_acl(path: str, user: str) -> tuple[int | None, str]:
-    """Whose a file without a manifest is: of the one its ACL lets in, if the name fits.
+    """Return the owner of a file without manifest: the uid in its ACL, if the name matches.
 
-    A name alone proves nothing: it may have been given to somebody else since.
+    A name alone proves nothing: it may belong to another person by now.
     """
     if not user:
         return None, ""
@@ -355,5 +365,5 @@ def _owner_by_acl(path: str, user: str) -> tuple[int | None, str]:
 
 
 def _encodable(name: str) -> str:
-    """A name as records have it: bytes that are not UTF-8 are written as escapes."""
+    """Convert a name to the form of records: bytes that are not UTF-8 become escapes."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

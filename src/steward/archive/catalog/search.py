@@ -1,8 +1,9 @@
-"""Search: from the months' indexes to proved hits, newest first, a page at a time.
+"""Catalog search: from the monthly indexes to exact hits, newest first, page by page.
 
-A month's index proposes uses of scripts, newest first (``walking.py``). Each
-script is looked at (``matching.py``), and who asks is looked at, before a use
-is a hit, is counted, or is told of in any other way.
+:func:`proposed` lets a month's index propose uses, newest first. :class:`Searcher` checks for each
+whether the user may know of it and whether the script contains all terms (:class:`Matcher`), before
+the use is a hit or is counted. :class:`Wanted` is the filter, :class:`Page` the result.
+:class:`SearchThresholds` decides how a month is read.
 """
 
 import time
@@ -28,11 +29,11 @@ from steward.core.timestamps import micros
 
 _USES_OF: Final = "SELECT 1 FROM use WHERE script IN ({})"
 _FEW_USES: Final = 20_000
-"""With fewer uses of proposed scripts than this, those are sorted; see SearchThresholds."""
+"""With fewer uses of the proposed scripts, a search sorts these uses; see SearchThresholds."""
 _NEWEST_FIRST: Final = "ORDER BY use.at DESC, use.key DESC, use.cluster DESC"
 
 Place = tuple[int, str, str]
-"""Where a use stands in the order of all: time in microseconds, key, cluster."""
+"""Sort position of a use: time in microseconds, key, cluster."""
 
 
 class SearchThresholds(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +52,7 @@ class SearchThresholds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Owner(msgspec.Struct, frozen=True):
-    """Whose scripts are looked at: of this uid and name at submit, or of these accounts."""
+    """Owner filter: scripts of this uid and name at submit, or of these accounts."""
 
     uid: int | None
     user: str
@@ -59,19 +60,19 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Which uses are looked at; what is empty does not restrict.
+    """Filter of uses; empty fields do not restrict.
 
     Attributes:
-        owner: Whose; None for everybody's.
-        clusters: Names of clusters.
+        owner: Owner filter; None for all owners.
+        clusters: Cluster names.
         users: User names at submit.
-        uids: Their uids: a use needs one of ``users`` or of ``uids``.
+        uids: Uids; a use must match one of ``users`` or of ``uids``.
         accounts: Accounts.
         partitions: Partitions.
         names: Job names as shell patterns.
         keys: Only these uses, by cluster and key; None for all.
-        since: Spooled at this time or later.
-        until: Spooled before this time.
+        since: Earliest spool time, inclusive.
+        until: Latest spool time, exclusive.
     """
 
     owner: Owner | None = None
@@ -93,13 +94,13 @@ def proposed(
     after: Place | None,
     thresholds: SearchThresholds,
 ) -> Iterator[Use]:
-    """The uses of a month that may be hits, newest first.
+    """Yield the uses of a month that may be hits, newest first.
 
     Args:
-        reader: The month.
-        matcher: What is searched for.
-        wanted: Which uses.
-        after: Only what follows this one.
+        reader: Reader of the month.
+        matcher: The search terms.
+        wanted: The filter.
+        after: Only uses after this position.
         thresholds: Sizes that decide how the month is read.
     """
     groups = matcher.groups()
@@ -124,6 +125,7 @@ def _by_index(
     after: Place | None,
     thresholds: SearchThresholds,
 ) -> Iterator[Use]:
+    """Yield the uses of scripts that the trigram index proposes, newest first."""
     if not questions:
         return
     one = "SELECT rowid FROM words WHERE words MATCH ?"
@@ -134,7 +136,8 @@ def _by_index(
         and _counted(reader, _USES_OF.format(scripts), _FEW_USES, questions) < _FEW_USES
     )
     index = "use_script" if is_few else _order(wanted)
-    # The plus keeps SQLite from looking up scripts one by one where time is to lead.
+    # The unary plus keeps SQLite from looking up scripts one by one where the index by time must
+    # lead.
     script = "use.script" if is_few else "+use.script"
     table = f"use INDEXED BY {index}"
     yield from _select(
@@ -143,6 +146,7 @@ def _by_index(
 
 
 def _counted(reader: MonthReader, question: str, limit: int, values: Sequence[Any]) -> int:
+    """Count the rows of a query, up to a limit."""
     sql = f"SELECT count(*) FROM (SELECT 1 FROM ({question}) LIMIT {limit})"  # noqa: S608 - made of constants, values are bound
     return int(next(reader.rows(sql, values))[0])
 
@@ -157,6 +161,7 @@ def _select(
     also: str = "1",
     values: Sequence[Any] = (),
 ) -> Iterator[Use]:
+    """Yield the uses that match the filter and a further condition, newest first."""
     conditions, more = _conditions(wanted, after)
     sql = (
         f"SELECT {USE_COLUMNS} FROM {table} WHERE {also} AND {conditions} "  # noqa: S608 - made of constants, values are bound
@@ -169,12 +174,12 @@ def _select(
 
 
 def _order(wanted: Wanted) -> str:
-    """The index that gives uses in the order of time."""
+    """Return the index that yields uses in order of time."""
     return "use_owner" if wanted.owner is not None and not wanted.owner.accounts else "use_at"
 
 
 def _short(reader: MonthReader, term: str, at_once: int) -> list[str]:
-    """Questions for all groups of three letters that begin with a shorter term."""
+    """Build index queries for all groups of three letters that begin with a shorter term."""
     sql = "SELECT term FROM vocabulary WHERE term >= ? AND term < ?"
     groups = [_quoted(row[0]) for row in reader.rows(sql, (term, term + "\U0010ffff"))]
     return [
@@ -187,6 +192,7 @@ def _quoted(group: str) -> str:
 
 
 def _conditions(wanted: Wanted, after: Place | None) -> tuple[str, list[Any]]:
+    """Build the WHERE condition of a filter, and its bound values."""
     found: list[str] = ["1"]
     values: list[Any] = []
 
@@ -227,7 +233,7 @@ def _among(column: str) -> str:
 
 
 def _listed(values: Sequence[Any]) -> str:
-    """Values as the one that is bound: a statement that grew with them could be too large."""
+    """Encode values as JSON for one bound parameter: a statement with many could be too large."""
     return msgspec.json.encode(values).decode()
 
 
@@ -235,12 +241,12 @@ _MOST_OPEN: Final = 24
 
 
 class Found(msgspec.Struct, frozen=True):
-    """A hit.
+    """Hit of a search: a use and its matching lines.
 
     Attributes:
         use: The use.
-        lines: The first lines with a term.
-        more_lines: How many further lines have one.
+        lines: The first matching lines.
+        more_lines: Number of further matching lines.
     """
 
     use: Use
@@ -249,12 +255,12 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """Some hits.
+    """Page of hits.
 
     Attributes:
         hits: The hits, newest first.
-        after: Where to go on; None where nothing follows.
-        complete: False where the time was over before the page was full.
+        after: Position to continue from; None if there is no next page.
+        complete: False if the time limit was reached before the page was full.
     """
 
     hits: list[Found]
@@ -263,7 +269,7 @@ class Page(msgspec.Struct, frozen=True):
 
 
 Looked = Iterator[tuple[Use, str]]
-"""Uses that were looked at, newest first, each with its script's text: "" where it is no hit."""
+"""Checked uses, newest first, each with its script's text; "" if it is not a hit."""
 
 
 def first_page(
@@ -275,7 +281,7 @@ def first_page(
     after: Place | None,
     longest_s: float,
 ) -> Page:
-    """The next hits, as :meth:`Searcher.page` gives them."""
+    """Collect the next page of hits, for :meth:`Searcher.page`."""
     deadline = time.monotonic() + longest_s
     hits: list[Found] = []
     last: Place | None = after
@@ -291,7 +297,7 @@ def first_page(
 
 
 def counted(uses: Looked, *, longest_s: float) -> int | None:
-    """The number of all hits, as :meth:`Searcher.count` gives it."""
+    """Count all hits, for :meth:`Searcher.count`; None if the time limit was reached."""
     deadline = time.monotonic() + longest_s
     hits = 0
     for _, text in uses:
@@ -302,7 +308,7 @@ def counted(uses: Looked, *, longest_s: float) -> int | None:
 
 
 class Searcher:
-    """The catalogue, for searching; not to be used by two threads at once.
+    """Search access to the catalog. Not thread-safe.
 
     Args:
         directory: ``state_dir/catalogue``.
@@ -326,16 +332,16 @@ class Searcher:
         after: Place | None = None,
         longest_s: float = 5.0,
     ) -> Page:
-        """The next hits, newest first.
+        """Return the next page of hits, newest first.
 
         Args:
-            matcher: What is searched for.
-            wanted: Where.
-            allowed: Says of a use whether who asks may know of it.
-            limit: How many hits at most.
-            lines: How many matching lines to show of each.
-            after: ``Page.after`` of the page before.
-            longest_s: When to stop even if the page is not full, in seconds.
+            matcher: The search terms.
+            wanted: The filter.
+            allowed: Returns whether the user may know of a use.
+            limit: Maximum number of hits.
+            lines: Maximum number of matching lines of each hit.
+            after: ``Page.after`` of the previous page.
+            longest_s: Time limit in seconds; a partial page is returned then.
         """
         uses = self._uses(matcher, wanted, allowed, after)
         return first_page(uses, matcher, limit=limit, lines=lines, after=after, longest_s=longest_s)
@@ -348,11 +354,11 @@ class Searcher:
         *,
         longest_s: float = 60.0,
     ) -> int | None:
-        """The number of all hits; None where counting took too long."""
+        """Count all hits; None if the time limit was reached."""
         return counted(self._uses(matcher, wanted, allowed, None), longest_s=longest_s)
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         for month in self._open.values():
             month.close()
         self._open.clear()
@@ -364,10 +370,10 @@ class Searcher:
         allowed: Callable[[Use], bool],
         after: Place | None,
     ) -> Looked:
-        """What is proposed, newest first; the text is "" where it is no hit after all."""
+        """Yield proposed uses, newest first, with the script's text; "" if it is not a hit."""
         for month in self._months(wanted, after):
             reader = self._reader(month)
-            # A script that many jobs ran is looked at once; its text is not kept for long.
+            # Check a script used by many jobs once, and keep only the latest text in memory.
             proved: dict[int, bool] = {}
             recent: tuple[int, str] = (0, "")
             for use in proposed(reader, matcher, wanted, after, self._thresholds):
@@ -381,6 +387,7 @@ class Searcher:
                 yield use, recent[1] if proved[use.script] else ""
 
     def _months(self, wanted: Wanted, after: Place | None) -> list[str]:
+        """Return the months to search, newest first."""
         directory = self._generations.current()
         if directory != self._directory:
             self.close()
@@ -393,6 +400,7 @@ class Searcher:
         return [month for month in reversed(months) if earliest <= month <= latest]
 
     def _reader(self, month: str) -> MonthReader:
+        """Return a month's reader; at most 24 stay open."""
         path = month_path(self._directory, month)
         reader = self._open.pop(path, None)
         if reader is None:

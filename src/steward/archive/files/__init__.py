@@ -1,1 +1,1 @@
-"""The sink that keeps scripts as plain files, and what lies in its tree."""
+"""Files sink: archives scripts and environments as plain files in a directory tree."""

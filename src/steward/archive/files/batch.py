@@ -1,4 +1,10 @@
-"""What a batch has done to the files and not yet written down in the database."""
+"""Batch state of a files sink: file changes that are not yet stored in the database.
+
+:class:`Pending` collects changed rows, manifest lines and files to remove, and writes them in the
+transaction that moves the cursor. :class:`Sources` finds the bytes of a script: in a store, in
+``.waiting/``, or in place. :class:`Sharing` finds identical files of the same holder to hard-link
+to; :func:`shareable` lists the candidates of a batch. Used by the sink and the mover.
+"""
 
 import logging
 import os
@@ -35,7 +41,7 @@ from steward.core.sqlite import Connection
 log = logging.getLogger(__name__)
 
 WAITING_DIRECTORY = ".waiting"
-"""Links to bytes whose job is not known yet: the store may be trimmed meanwhile."""
+"""Directory of links to bytes whose job is not known yet: the store may be trimmed meanwhile."""
 
 _body_decoder = msgspec.json.Decoder(JobScript)
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -43,13 +49,13 @@ HIDDEN = Entry(others_pass=False)
 
 
 class Pending:
-    """The state of a batch: rows in flight, and what is to be written or removed with them.
+    """State of a batch: changed rows, and what is to be written or removed with them.
 
     Args:
         tree: The tree that the batch works on.
         records: The sink's database.
-        owners: Whose directories are whose.
-        manifests: The tree's manifests.
+        owners: Owners of directories.
+        manifests: Manifests of the tree.
     """
 
     def __init__(self, tree: Tree, records: Records, owners: Owners, manifests: Manifests) -> None:
@@ -69,12 +75,13 @@ class Pending:
         self.replays = False
         self._began_ns = time.time_ns()
         self._is_clear = False
-        # In the order of the events, which is nearly that of the keys: neighbours meet one page.
+        # In the order of the events, which is nearly that of the keys: neighbors share a database
+        # page.
         self._dirty: dict[Ref, None] = {}
         self._deleted: set[Ref] = set()
 
     def begin(self, rows: dict[Ref, Row]) -> None:
-        """Begin a batch that concerns these known scripts."""
+        """Begin a batch with the rows of its known scripts."""
         self.drop()
         self.rows = rows
         self._before = rows.copy()
@@ -82,7 +89,7 @@ class Pending:
         self.now_ns = time.time_ns()
 
     def drop(self) -> None:
-        """Forget what was gathered and not saved."""
+        """Discard unsaved changes."""
         self.rows = {}
         self._before = {}
         for gathered in (self.taken, self.left, self._deleted):
@@ -96,34 +103,34 @@ class Pending:
         self._owners.forget_new()
 
     def keep(self, row: Row) -> None:
-        """A row is new or changed."""
+        """Record a new or changed row."""
         ref = (row.cluster, row.key)
         self.rows[ref] = row
         self._dirty[ref] = None
         self._deleted.discard(ref)
 
     def delete(self, ref: Ref) -> None:
-        """A row is to be forgotten."""
+        """Record that a row is to be deleted."""
         del self.rows[ref]
         self._dirty.pop(ref, None)
         self._deleted.add(ref)
 
     def claimed(self, row: Row, directory: int, name: str) -> bool:
-        """Whether a file name in a directory belongs to another script than the row's."""
+        """Return whether a file name in a directory belongs to another script than the row's."""
         return (directory, name) in self.taken or self._records.claimed(
             row.job_id, row.key, directory, name
         )
 
     def may_repeat(self, row: Row) -> bool:
-        """Whether a script may have been put in its place already, before a crash."""
+        """Return whether a script may have been placed already, before a crash."""
         if (row.cluster, row.key) in self.fresh:
             return self.replays
         return not self._began_ns <= row.since_ns < LOST_NS
 
     def clear_up(self) -> None:
-        """Remove what batches that were cut short after their commit have left behind.
+        """Remove files left by batches that were interrupted after their commit.
 
-        Called before anything is put anywhere, so that no name was given away again.
+        Call this before placing any file, so that no name is already in use again.
 
         Raises:
             OSError: The tree cannot be written.
@@ -140,6 +147,7 @@ class Pending:
         self._is_clear = True
 
     def _clear_waiting(self) -> None:
+        """Remove links in ``.waiting/`` to which no waiting row refers."""
         try:
             there = set(os.listdir(self._tree.directory(WAITING_DIRECTORY)))
         except FileNotFoundError:
@@ -153,7 +161,7 @@ class Pending:
             self._tree.unlink(WAITING_DIRECTORY, name)
 
     def finish(self, sources: "Sources") -> None:
-        """Write manifests, and make all durable.
+        """Write manifests and make all files durable.
 
         Raises:
             OSError: The tree cannot be written.
@@ -169,11 +177,11 @@ class Pending:
         self._is_clear = not self.unlinks
 
     def write(self, connection: Connection, *, moved: bool = False) -> None:
-        """Write what changed, inside the transaction that moves the cursor.
+        """Write the changes, inside the transaction that moves the cursor.
 
         Args:
-            connection: In a transaction.
-            moved: The files are in the tree that files are moved on to, not in the first.
+            connection: Connection in a transaction.
+            moved: Whether the files are in the second tree.
         """
         self._owners.save(connection)
         rows = [self.rows[ref] for ref in self._dirty]
@@ -191,16 +199,16 @@ class Pending:
         connection.executemany(
             "INSERT INTO later (kind, key, cluster, body) VALUES (?, ?, ?, ?)", self.later
         )
-        # What waits is known by its rows.
+        # Waiting files are known by their rows.
         connection.executemany(
             "INSERT OR IGNORE INTO leaving VALUES (?, ?, ?)",
             [(int(moved), *file) for file in self.unlinks if file[0] != WAITING_DIRECTORY],
         )
 
     def written(self) -> None:
-        """After the commit: remove what was replaced, and directories in which nothing is left.
+        """Remove replaced files and empty directories, after the commit.
 
-        Not before: a batch that is cut short is done again, from where its bytes were.
+        Not before: an interrupted batch is repeated and reads its bytes from where they were.
 
         Raises:
             OSError: The tree cannot be written.
@@ -212,6 +220,7 @@ class Pending:
         self.drop()
 
     def _remove(self, files: Iterable[tuple[str, str]]) -> None:
+        """Remove files, and the database's notes that they are to be removed."""
         noted = False
         for path, name in files:
             try:
@@ -228,7 +237,7 @@ class Pending:
 
 
 def clear_out(tree: Tree, records: Records, directories: Iterable[int]) -> None:
-    """Remove those directories in which no script lies any more, with their manifests.
+    """Remove directories that hold no script any more, with their manifests.
 
     Raises:
         OSError: The tree cannot be written.
@@ -241,14 +250,14 @@ def clear_out(tree: Tree, records: Records, directories: Iterable[int]) -> None:
 
 
 class Sources:
-    """Where the bytes of scripts are: in a store, waiting in the tree, or in place.
+    """Finder of script bytes: in a store, waiting in the tree, or in place.
 
     Args:
         tree: The tree.
         stores: The stores of incoming bytes.
         records: The sink's database.
-        placer: Puts bytes into the tree.
-        packs: Whether what is filed is compressed; what is filed already stays as it is.
+        placer: Places files into the tree.
+        packs: Whether new files are compressed; existing ones stay as they are.
     """
 
     def __init__(
@@ -264,15 +273,15 @@ class Sources:
     def of(
         self, row: Row, body: JobScript | None, *, fresh: bool
     ) -> tuple[Source | None, Source | None, str]:
-        """A script's two files, and the directory of the tree that they are in ("" for a store).
+        """Return a script's two sources, and their directory in the tree ("" for a store).
 
         Raises:
-            Gone: Nothing tells where they are.
+            Gone: Their location is unknown.
             OSError: The store or the directory cannot be opened.
         """
         if row.directory:
             old = self._records.directory(row.directory)
-            # A shared file has the readers of the others that it is.
+            # A shared file has the readers of all its links.
             fd, link = self._tree.directory(old), not row.shared
             script, environment = row.script_name, row.env_name
         elif body is None:
@@ -295,14 +304,15 @@ class Sources:
     def _source(
         self, fd: int, name: str, sha: bytes | None, row: Row, length: int, *, link: bool
     ) -> Source | None:
+        """Make the source of one file; None if the script has no such file."""
         if sha is None or not name:
             return None
-        # What could not be unpacked again is never packed.
+        # Never compress a file too large to be decompressed again.
         packed = is_packed(name) if row.directory else self._packs and length <= LONGEST
         return Source(fd, one_name(name), sha, link, packed)
 
     def put_aside(self, row: Row, body: JobScript) -> None:
-        """Keep bytes in the tree until their job is known.
+        """Link bytes into ``.waiting/`` until their job is known.
 
         Raises:
             Gone: They are not in the store.
@@ -317,21 +327,22 @@ class Sources:
         self._tree.touch(WAITING_DIRECTORY)
 
     def settle(self) -> None:
-        """Make durable what was compressed; see :meth:`Placer.settle`."""
+        """Make compressed files durable; see :meth:`Placer.settle`."""
         self._placer.settle()
 
     def _store(self, name: str) -> tuple[int, bool]:
+        """Return the open directory of a store, and whether its files may be linked to."""
         found = self._fds.get(name)
         if found is None:
             directory = self._stores.get(name).directory
-            # Linked only within this tree: a link shares its ACL, and another sink's groups
-            # are none of ours.
+            # Link within this tree only: a link shares its ACL, and another sink's groups are not
+            # this one's.
             link = directory == os.path.join(self._tree.root, ARCHIVE_DIRECTORY)
             found = self._fds[name] = (os.open(directory, _DIRECTORY), link)
         return found
 
     def close(self) -> None:
-        """Let go of the stores' directories."""
+        """Close the stores' directories."""
         self._placer.drop()
         for fd, _ in self._fds.values():
             os.close(fd)
@@ -339,7 +350,7 @@ class Sources:
 
 
 def one_name(name: str) -> str:
-    """The name of kept bytes, if it is one name and no path.
+    """Check that the name of stored bytes is a single path component; return it.
 
     Raises:
         ArchiveError: It is not.
@@ -353,18 +364,18 @@ Wanted = tuple[int, bytes | None, bytes | None]
 """A holder, and the SHA-256 of a script and of its environment."""
 
 Where = tuple[str, str]
-"""A directory below the root, and a file's name in it."""
+"""A directory below the root, and a file name in it."""
 
 _Content = tuple[int, bytes, bool]
 """A holder, the SHA-256 of a file, and whether it is an environment."""
 
 
 class Sharing:
-    """Finds files that others may be linked to, in one tree.
+    """Finder of identical files to hard-link to, in one tree.
 
     Args:
         tree: The tree.
-        records: The sink's database, for that tree.
+        records: Database of the sink, for that tree.
     """
 
     def __init__(self, tree: Tree, records: Records) -> None:
@@ -374,10 +385,10 @@ class Sharing:
         self._found: dict[_Content, Where] = {}
 
     def begin(self, wanted: Iterable[Wanted]) -> None:
-        """Look up, at once, what the scripts of a batch may be linked to.
+        """Look up link candidates for all scripts of a batch at once.
 
         Args:
-            wanted: The scripts, as :func:`shareable` tells them.
+            wanted: The scripts, from :func:`shareable`.
         """
         self.drop()
         moved = self._records.moved
@@ -393,19 +404,19 @@ class Sharing:
             self._jobs[asked[number]] = job_id
 
     def drop(self) -> None:
-        """Forget the batch."""
+        """Discard the batch."""
         self._jobs.clear()
         self._found.clear()
 
     def instead(
         self, row: Row, script: Source | None, environment: Source | None
     ) -> tuple[Source | None, Source | None]:
-        """Identical files to link to, in place of a script's and its environment's bytes.
+        """Return identical files as sources, in place of a script's and its environment's bytes.
 
         Args:
-            row: The script as it will be.
-            script: The script's bytes, kept where there is none to link to.
-            environment: The environment's, likewise.
+            row: The future row of the script.
+            script: Source of the script, returned if there is no identical file.
+            environment: Source of the environment, likewise.
 
         Raises:
             OSError: The tree cannot be read.
@@ -421,6 +432,7 @@ class Sharing:
         return script, environment
 
     def _instead(self, source: Source, of: "_Content", row: Row, length: int) -> Source:
+        """Return an identical file as source, or the given one if there is none."""
         found = self._found.get(of)
         if found is None:
             job_id = self._jobs.pop(of, None)
@@ -434,12 +446,12 @@ class Sharing:
         try:
             fd = self._tree.directory(path)
         except FileNotFoundError:
-            # Purged in this batch, and nothing else was in it.
+            # It was purged in this batch, and its directory became empty.
             return source
         return Source(fd, name, source.sha, packed=is_packed(name), otherwise=source)
 
     def add(self, row: Row, path: str) -> None:
-        """A script was filed: those that follow in the batch may be linked to it."""
+        """Record a filed script, to which later ones of the batch may be linked."""
         if not row.shared or row.holder is None:
             return
         if row.script_sha is not None and row.script_name:
@@ -448,7 +460,8 @@ class Sharing:
             self._found[row.holder, row.env_sha, True] = (path, row.env_name)
 
     def _kept(self, sha: bytes, row: Row, job_id: int, length: int) -> Where | None:
-        # All keys of a job's scripts begin alike.
+        # All keys of a job's scripts have the same prefix.
+        """Find an undamaged file with this checksum among a job's scripts."""
         rows = self._records.select(
             "key >= ? AND key < ? AND cluster = ? AND holder = ? AND shared "
             "AND state BETWEEN ? AND ?",
@@ -470,22 +483,23 @@ class Sharing:
         return None
 
     def _is_sound(self, path: str, name: str, sha: bytes, length: int) -> bool:
+        """Return whether a file still has its checksum."""
         try:
             with open_plain(self._tree.directory(path), name) as file:
                 return plain_digest(file, name, length)[0] == sha
         except (FileNotFoundError, IsADirectoryError, InTheWay, Damaged):
-            # Verify tells of it; this script gets bytes of its own.
+            # Verify reports the damage; this script gets its own bytes.
             return False
 
 
 def shareable(
     events: Iterable[Event], rows: Mapping[Ref, Row], records: Records
 ) -> Iterator[Wanted]:
-    """What the scripts are that a batch files under their owners.
+    """Yield the scripts that a batch files under their owners, as link candidates.
 
     Args:
-        events: The batch.
-        rows: What is known of its scripts.
+        events: Events of the batch.
+        rows: Known rows of its scripts.
         records: The sink's database.
     """
     fresh: dict[Ref, JobScript] = {}
@@ -510,6 +524,7 @@ def shareable(
 def _one(
     ref: Ref, record: JobRecord, row: Row | None, fresh: JobScript | None, records: Records
 ) -> Wanted | None:
+    """Return the link candidate of one script; None if its owner is unknown or unchanged."""
     if record.uid is None or (row is not None and not belongs_elsewhere(row, record)):
         return None
     holder = records.known_holder((ref[0], record.uid, record.user, record.account))

@@ -1,8 +1,9 @@
-"""Files kept compressed with Zstandard (RFC 8878): ``….zst``, a frame each, beside plain ones.
+"""File compression with Zstandard (RFC 8878): ``….zst`` files, one frame each, beside plain ones.
 
-What is told of a file, its size and SHA-256, is always that of the plain bytes.
-Reading is bounded: a frame that wants much memory, or gives more bytes than the
-file had, is damaged, whoever wrote it.
+Sizes and SHA-256 in databases and manifests are those of the plain bytes. Reading is bounded: a
+frame that needs much memory, or yields more bytes than the file had, is damaged, whoever wrote it.
+:func:`blocks`, :func:`read_plain` and :func:`plain_digest` read both kinds of files; :func:`pack`
+compresses.
 """
 
 import hashlib
@@ -19,35 +20,35 @@ if TYPE_CHECKING:
 
 SUFFIX: Final = ".zst"
 LONGEST: Final = 256 * 1024**2
-"""No script and no environment is longer, in bytes: Slurm's limit is 4 MB as it comes."""
+"""Size limit of a script or environment, in bytes; Slurm's limit is 4 MB by default."""
 
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _BLOCK = 1 << 20
-# Our frames have windows of up to 2 MB.
+# Frames written by :func:`pack` have windows of up to 2 MB.
 _LARGEST_WINDOW = 8 << 20
 
 
 class Damaged(ArchiveError):
-    """A compressed file is none, or holds more than it can."""
+    """Error: a compressed file is invalid, or larger than allowed."""
 
 
 def is_packed(name: str) -> bool:
-    """Whether a file of that name is compressed."""
+    """Return whether a file name is that of a compressed file."""
     return name.endswith(SUFFIX)
 
 
 def plain_name(name: str) -> str:
-    """The name that a file has where it is not compressed."""
+    """Return the file's name without the compression suffix."""
     return name.removesuffix(SUFFIX)
 
 
 def other_name(name: str) -> str:
-    """A file's name as it is where what is packed is not, and the other way round."""
+    """Return the name of the other form: compressed for a plain file, and vice versa."""
     return plain_name(name) if is_packed(name) else name + SUFFIX
 
 
 def open_plain(fd: int, name: str) -> "BufferedReader":
-    """The file ``name`` in the open directory ``fd``, to be read with :func:`blocks`.
+    """Open a file in the directory ``fd``, to be read with :func:`blocks`.
 
     Raises:
         OSError: It cannot be opened.
@@ -56,15 +57,15 @@ def open_plain(fd: int, name: str) -> "BufferedReader":
 
 
 def blocks(file: "BufferedReader[Any]", name: str, longest: int = LONGEST) -> Iterator[bytes]:
-    """The plain bytes of an open file, piece by piece.
+    """Yield the plain bytes of an open file in blocks.
 
     Args:
-        file: The file, at its beginning.
+        file: The file, at its begin.
         name: Its name, which tells whether it is compressed.
-        longest: How many plain bytes of a compressed file are believed.
+        longest: Size limit for the plain bytes of a compressed file.
 
     Raises:
-        Damaged: It is no Zstandard frame, or holds more.
+        Damaged: It is not a Zstandard frame, or it is larger than the limit.
         OSError: It cannot be read.
     """
     if not is_packed(name):
@@ -75,7 +76,7 @@ def blocks(file: "BufferedReader[Any]", name: str, longest: int = LONGEST) -> It
 
     given = 0
     try:
-        # A second frame behind the first is read, too, and found to be too much.
+        # A second frame after the first is read, too, and exceeds the limit.
         with _decompressor().stream_reader(file, read_across_frames=True, closefd=False) as plain:
             while block := plain.read(min(_BLOCK, longest + 1 - given)):
                 given += len(block)
@@ -87,7 +88,7 @@ def blocks(file: "BufferedReader[Any]", name: str, longest: int = LONGEST) -> It
 
 
 def read_plain(file: "BufferedReader[Any]", name: str, longest: int = LONGEST) -> bytes:
-    """All plain bytes of an open file; raises as :func:`blocks`."""
+    """Return all plain bytes of an open file; raises as :func:`blocks`."""
     if not is_packed(name):
         return file.read()
     return b"".join(blocks(file, name, longest))
@@ -96,7 +97,7 @@ def read_plain(file: "BufferedReader[Any]", name: str, longest: int = LONGEST) -
 def plain_digest(
     file: "BufferedReader[Any]", name: str, longest: int = LONGEST
 ) -> tuple[bytes, int]:
-    """SHA-256 and size of the plain bytes of an open file; raises as :func:`blocks`."""
+    """Return SHA-256 and size of the plain bytes of an open file; raises as :func:`blocks`."""
     if not is_packed(name):
         found = hashlib.file_digest(file, "sha256").digest()
         return found, file.tell()
@@ -109,7 +110,7 @@ def plain_digest(
 
 
 def pack(data: bytes) -> bytes:
-    """The bytes as one frame, which tells their size."""
+    """Compress bytes to one frame, which records their size."""
     packed: bytes = _compressor().compress(data)
     return packed
 
@@ -118,7 +119,7 @@ def pack(data: bytes) -> bytes:
 def _compressor() -> Any:
     import zstandard
 
-    # The manifest's SHA-256 is the checksum.
+    # The manifest's SHA-256 serves as checksum.
     return zstandard.ZstdCompressor(write_checksum=False)
 
 

@@ -1,7 +1,10 @@
-"""What each event does to the files of one archive.
+"""Filing of scripts: what each event does to the files and manifests of one tree.
 
-Whatever a crash leaves is completed or repeated when the batch comes again: a
-step that finds its work done passes on.
+:class:`Filing` handles job.script, job.identity and archive.resend events: it places files, sets
+their readers and adds manifest lines. :func:`purge` handles archive.purge, with
+:func:`forget_lines` for manifests and :func:`incoming_names` for stores. The sink and the mover use
+both. Steps are repeatable: after a crash the batch comes again, and a step whose work is done does
+nothing.
 """
 
 import errno
@@ -51,20 +54,20 @@ _NOBODY = Readers()
 
 
 class Filing:
-    """Files scripts into one tree.
+    """Event handler that files scripts into one tree.
 
     Args:
         settings: The whole configuration.
         name: The sink's name.
-        layout: Its layout.
-        tree: Its tree.
-        records: Its database.
-        owners: Whose directories are whose.
-        placer: Puts bytes into the tree.
-        sources: Where bytes come from.
-        manifests: The tree's manifests.
-        pending: The batch.
-        sharing: What files may be links to.
+        layout: Layout of the sink.
+        tree: The tree.
+        records: Database of the sink.
+        owners: Owners of directories.
+        placer: Places files into the tree.
+        sources: Finds script bytes.
+        manifests: Manifests of the tree.
+        pending: State of the batch.
+        sharing: Finds identical files to link to.
     """
 
     def __init__(
@@ -95,10 +98,10 @@ class Filing:
         self._sharing = sharing
         self._entries: dict[tuple[int | None, bool], tuple[Entry, Readers]] = {}
 
-    # ------------------------------------------------------------ job.script
+    # ------------------------------------------------------------ event job.script
 
     def script(self, event: Event) -> None:
-        """A script was captured: file it, or let it wait for its job.
+        """File a captured script, or let it wait for its job's identity.
 
         Raises:
             Gone: Its bytes are not in the store.
@@ -118,6 +121,7 @@ class Filing:
             self.unverified(row, body, event.source)
 
     def _fresh_row(self, ref: Ref, body: JobScript) -> Row:
+        """Make the row of a newly captured script."""
         kept, environment = body.script, body.environment
         if not self._settings.archive.environments:
             environment = None
@@ -145,12 +149,12 @@ class Filing:
     # ------------------------------------------------------------ archive.resend
 
     def waiting(self, ref: Ref, body: JobScript) -> None:
-        """A script that was put where scripts wait, by :class:`Refilling`."""
+        """Add a script that :class:`Refilling` put into ``.waiting/``."""
         row = self._fresh_row(ref, body)
         self._pending.keep(msgspec.structs.replace(row, body=_encoder.encode(body)))
 
     def settle(self, ref: Ref, identity: JobIdentity | None) -> None:
-        """File a script that waits or is not verified, under its owner where that is known.
+        """File a waiting or unverified script, under its owner if known.
 
         Raises:
             Gone: Its bytes are not where they were.
@@ -166,24 +170,26 @@ class Filing:
             self.unverified(row)
 
     def _waits(self, cluster: str) -> bool:
+        """Return whether scripts of a cluster wait for their job's identity."""
         known = self._settings.cluster.get(cluster)
         return self._sink.identity_wait_s > 0 and (known is None or known.slurm)
 
     def unverified(self, row: Row, body: JobScript | None = None, source: str = "spool") -> None:
-        """File a script whose job is not known (yet) under ``unverified/``.
+        """File a script whose job is not known yet under ``unverified/``.
 
         Raises:
             Gone: Its bytes are not where they were.
             OSError: The tree cannot be written.
         """
         body = body or _body_decoder.decode(row.body or b"")
-        # What was claimed counts for nothing: only groups may read it.
+        # Claims are not trusted: only groups may read it.
         place = self._unverified_place(row, body)
         entry, readers = self._who(None, hidden=True)
         changed = msgspec.structs.replace(row, state=UNVERIFIED, body=None)
         self._put(row, changed, body, place, entry, readers, source)
 
     def _unverified_place(self, row: Row, body: JobScript) -> Place:
+        """Return a script's place under ``unverified/``."""
         subject = Subject(
             cluster=row.cluster,
             job_id=row.job_id,
@@ -195,7 +201,7 @@ class Filing:
     def _leave_unverified(
         self, row: Row, body: JobScript, to: str, sources: tuple[Source | None, Source | None]
     ) -> None:
-        """Take away what was filed there when a crash came, and is known now."""
+        """Remove files that an interrupted batch placed under ``unverified/``."""
         place = self._unverified_place(row, body)
         path, number = place.directory, self._records.number(place.directory)
         claimed: Callable[[str], bool] = functools.partial(self._pending.claimed, row, number)
@@ -208,7 +214,7 @@ class Filing:
     # ------------------------------------------------------------ job.identity
 
     def identity(self, event: Event) -> None:
-        """It is known whose a script is, or more is known of its job.
+        """Apply an identity: file a script under its owner, or add the news to the manifest.
 
         Raises:
             Gone: Its bytes are not where they were.
@@ -220,6 +226,7 @@ class Filing:
             self._identify(ref, body)
 
     def _identify(self, ref: Ref, body: JobIdentity) -> None:
+        """File a script under its owner if that changed, and add the identity to the manifest."""
         row = self._pending.rows[ref]
         cluster, key = ref
         if row.state == MOVED:
@@ -238,7 +245,7 @@ class Filing:
             self._manifests.add(path, identity_line(cluster, body, self._pending.now))
 
     def _charge(self, row: Row, record: JobRecord) -> None:
-        """Count a script for its account, where that was not known when it was filed."""
+        """Count a script for its account, if that was unknown when it was filed."""
         unknown = (row.cluster, row.uid or 0, row.user, "")
         if self._records.known_holder(unknown) == row.holder:
             holder = self._records.holder((*unknown[:3], record.account))
@@ -247,6 +254,7 @@ class Filing:
     def _file(
         self, row: Row, body: JobScript | None, record: JobRecord | None, source: str
     ) -> None:
+        """File a script under its owner, or where the layout needs no owner."""
         uid = record.uid if record else None
         user = record.user if record else ""
         subject = Subject(
@@ -271,11 +279,11 @@ class Filing:
             user=user,
             body=None,
             holder=None if record is None else holder_of(self._records, row.cluster, record),
-            # Only where the files' readers are those of a directory that all of them are in.
+            # Share files only if their readers are those of a directory that contains all links.
             shared=int(self._layout.shares and readers.uid is not None),
         )
         if row.state == PLACED and not self._layout.user_depth:
-            # Only its readers change: a job's name is kept as it was at submit.
+            # Only its readers change: the file name keeps the job name at submit.
             fd = self._tree.directory(self._records.directory(row.directory))
             self._placer.admit(fd, (row.script_name, row.env_name), readers)
             self._pending.keep(changed)
@@ -283,6 +291,7 @@ class Filing:
         self._put(row, changed, body, self._layout.place(subject, zone), entry, readers, source)
 
     def _is_foreign(self, uid: int, subject: Subject, zone: str, name: str) -> bool:
+        """Return whether a user directory of that name belongs to another uid."""
         depth = self._layout.user_depth
         if not depth:
             return False
@@ -302,6 +311,7 @@ class Filing:
         readers: Readers,
         source: str,
     ) -> None:
+        """Place a script's files, record its new row, and add manifest lines."""
         number = self._records.number(place.directory)
         log.debug("job %d: filed in %r", row.job_id, f"{self._tree.root}/{place.directory}")
         fresh = (row.cluster, row.key) in self._pending.fresh
@@ -322,7 +332,7 @@ class Filing:
                 if before:
                     unlinks[old, before.name] = None
         for name in names:
-            # It may have left this place earlier in the batch.
+            # An earlier event of the batch may have moved it away from here.
             unlinks.pop((place.directory, name), None)
         came_from = row.came_from
         if row.directory and row.directory != number:
@@ -342,6 +352,7 @@ class Filing:
         self._sharing.add(changed, place.directory)
 
     def _tell(self, row: Row, changed: Row, body: JobScript | None, path: str, source: str) -> None:
+        """Add the manifest lines of a filed or moved script."""
         now = self._pending.now
         names = (changed.script_name, changed.env_name)
         if not row.directory:
@@ -367,10 +378,11 @@ class Filing:
         return line(moved)
 
     def _earlier_lines(self, path: str, key: str, names: tuple[str, str]) -> list[bytes]:
-        """What the manifest of the directory that a script leaves says of it, for the next one."""
+        """Return a script's facts from the manifest of its old directory, for the new one."""
         return [line(renamed(fact, names)) for fact in self._manifests.about(path, key)]
 
     def _who(self, uid: int | None, *, hidden: bool) -> tuple[Entry, Readers]:
+        """Return the permissions of directories and files for an owner, from a cache."""
         found = self._entries.get((uid, hidden))
         if found is None or found[0].gids != self.gids:
             depth = 0 if hidden else self._layout.user_depth
@@ -386,14 +398,14 @@ class Filing:
 
 
 def holder_of(records: Records, cluster: str, record: JobRecord) -> int | None:
-    """The number of whom a job's script is counted for; None while its uid is not known."""
+    """Return the number of a job's holder, for whom bytes are counted; None without a uid."""
     if record.uid is None:
         return None
     return records.holder((cluster, record.uid, record.user, record.account))
 
 
 def renamed(fact: Fact, names: tuple[str, str]) -> Fact:
-    """A ``kept`` fact with the names that its files have now; any other as it is."""
+    """Return a ``kept`` fact with the present file names; any other fact unchanged."""
     if fact.fact != "kept":
         return fact
     return msgspec.structs.replace(
@@ -408,14 +420,14 @@ def _as(file: File | None, name: str) -> File | None:
 def purge(
     event: Event, pending: Pending, tree: Tree, records: Records, manifests: Manifests
 ) -> None:
-    """Forget the scripts that an archive.purge event names, as far as they are in this tree.
+    """Remove the scripts of an archive.purge event, as far as they are in this tree.
 
     Raises:
-        InTheWay: Something that is no file of ours is in the place of one.
+        InTheWay: Something other than an archived file is in the place of one.
         OSError: The tree cannot be written.
     """
     body: ArchivePurge = event.body
-    # Lines about them may still wait to be appended.
+    # Lines about these scripts may still wait to be appended.
     manifests.flush()
     gone: list[Row] = []
     removed: dict[Ref, Row] = {}
@@ -424,7 +436,7 @@ def purge(
         if row is None:
             continue
         if row.state == MOVED:
-            # The files are the mover's to remove; lines about them may still be here.
+            # The mover removes the files; manifest lines about them may still be here.
             pending.later.append((event.kind, key, event.cluster, msgspec.json.encode(body)))
             gone.append(row)
             continue
@@ -442,7 +454,7 @@ def purge(
             f"({error.strerror}): move away what is there",
             tree.root,
         ) from error
-    # Last: a purge that fails half way is asked for again, and must find its rows.
+    # Last: a purge that fails half way is repeated, and must find its rows.
     for ref, row in removed.items():
         pending.delete(ref)
         if row.directory:
@@ -464,7 +476,7 @@ def _remove_files(row: Row, tree: Tree, records: Records) -> None:
 
 
 def _remove_twin(row: Row, tree: Tree, records: Records, name: str, sha: bytes | None) -> None:
-    """Remove what a crash, and another setting since, may have left of a script."""
+    """Remove the other form, plain or compressed, left by a crash and a change of the setting."""
     path = records.directory(row.directory)
     try:
         fd = tree.directory(path)
@@ -490,7 +502,7 @@ def _remove(tree: Tree, path: str, name: str) -> None:
 
 
 def incoming_names(event: Event, pending: Pending) -> list[str]:
-    """Names, in a store, of the bytes of the scripts that an archive.purge event names."""
+    """Return the file names, in a store, of the scripts of an archive.purge event."""
     names: set[str] = set()
     for key in event.body.script_keys:
         ref = (event.cluster, key)
@@ -518,14 +530,15 @@ def forget_lines(
     asked_by: str | None,
     now: datetime,
 ) -> None:
-    """Take every line about scripts out of the manifests of all directories that they were in.
+    """Remove every line about scripts from the manifests of present and former directories.
 
     Args:
-        rows: The scripts.
+        rows: Rows of the scripts.
         records: The sink's database.
-        manifests: Of the tree.
-        asked_by: Who had them purged; None if they were not, and nothing is to be said.
-        now: The present moment.
+        manifests: Manifests of the tree.
+        asked_by: User who ordered the purge; None if there was no purge, and no line is to be
+            added.
+        now: Current time.
 
     Raises:
         OSError: A manifest cannot be rewritten.
@@ -551,5 +564,5 @@ def forget_lines(
 
 
 def earlier(row: Row) -> list[int]:
-    """Numbers of the directories in which a script lay before."""
+    """Return the numbers of a script's former directories."""
     return [int(number) for number in row.came_from.split(",") if number]

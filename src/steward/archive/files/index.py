@@ -1,7 +1,9 @@
-"""The tables of a files sink's database, and how an older one becomes the present one.
+"""Files sink database: tables, migrations and queries (``archive-NAME.db``).
 
-What a holder's files take is kept as sums (see counting.py). An index that only
-limits need is there only where there are limits: it costs every job some time.
+:class:`Row` is one script, :class:`Records` reads it; :func:`save` and :func:`delete` write rows
+inside a transaction. :class:`Counts` keeps for each holder (cluster, user and account) the sum of
+bytes, for quotas; a content shared by links counts once. The index ``script_holder`` exists only if
+limits are configured, because it costs time for every job.
 """
 
 import operator
@@ -154,17 +156,18 @@ NO_HOLDER_INDEX: Final = "DROP INDEX IF EXISTS script_holder"
 
 
 WAITING, UNVERIFIED, PLACED, MOVED = 0, 1, 2, 3
-"""States of a script: bytes in the store only; under unverified/; where it belongs; in move_to."""
+"""States of a script: bytes in the store only; under unverified/; in its final place; in move_to.
+"""
 
 PAGE_ROWS = 200
-"""Rows that are read at once where there may be millions."""
+"""Rows per query where there may be millions."""
 
 LOST_NS = 2**63 - 1
-"""``since_ns`` of a script that waits and whose bytes were not found: it is not tried again."""
+"""``since_ns`` of a waiting script whose bytes were not found: it is not tried again."""
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One script, as the table has it.
+    """One script in the table.
 
     Attributes:
         key: Key of the job.script event.
@@ -173,19 +176,20 @@ class Row(msgspec.Struct, frozen=True):
         mtime_ns: The script's time in the spool, ns since the epoch.
         state: WAITING, UNVERIFIED, PLACED or MOVED.
         directory: Number of its directory; 0 for none.
-        script_name: Name of the script's file, "" for none.
+        script_name: Name of the script's file; "" for none.
         script_sha: SHA-256 of the script.
-        script_length: Its size in bytes.
-        env_name: Name of the environment's file, "" for none.
+        script_length: Size of the script in bytes.
+        env_name: Name of the environment's file; "" for none.
         env_sha: SHA-256 of the environment.
-        env_length: Its size in bytes.
-        uid: Whose it is; None while unknown.
-        user: The owner's name at submit, "" while the uid does not resolve.
-        since_ns: When the sink got it, ns since the epoch; LOST_NS where its bytes are lost.
-        came_from: Numbers of the directories where it lay before, joined by commas.
-        body: The job.script event's body (JSON) while it is needed for a later manifest.
-        holder: Number of the user and account that it is counted for; None while unknown.
-        shared: 1 where its files may be links to those of an identical script, else 0.
+        env_length: Size of the environment in bytes.
+        uid: Owner's uid; None while unknown.
+        user: Owner's name at submit; "" while the uid does not resolve.
+        since_ns: Time at which the sink received it, ns since the epoch; LOST_NS if its bytes are
+            lost.
+        came_from: Numbers of its former directories, comma-separated.
+        body: Body of the job.script event (JSON), while a later manifest needs it.
+        holder: Number of its holder, for whom its bytes count; None while unknown.
+        shared: 1 if its files may be links to those of an identical script, else 0.
     """
 
     key: str
@@ -216,35 +220,35 @@ _CHANGING = (
     *("state", "directory", "script_name", "env_name", "uid", "user"),
     *("since_ns", "came_from", "body", "holder", "shared", "env_sha", "env_length"),
 )
-"""All that changes of a script that is known. Sent again, it may come without environment."""
+"""Columns that may change in an existing row. A resent script may come without environment."""
 _CHANGE = (
     f"UPDATE script SET {', '.join(f'{name} = ?' for name in _CHANGING)} "  # noqa: S608 - our own names
     "WHERE key = ? AND cluster = ?"
 )
 _changed = operator.attrgetter(*_CHANGING, "key", "cluster")
 _CHUNK = 400
-# A batch of capture fits into one look-up; what is sent again may be more.
+# A batch of capture fits into one query; a resend may be larger.
 _AT_ONCE = 2000
 
 Ref = tuple[str, str]
-"""(cluster, key): what identifies a script."""
+"""Identity of a script: (cluster, key)."""
 
 Holder = tuple[str, int, str, str]
-"""(cluster, uid, user at submit, account at submit): whom a script's bytes are counted for."""
+"""(cluster, uid, user at submit, account at submit): for whom a script's bytes count."""
 
 
 class Records:
-    """The database of the sink ``name``.
+    """Database of the files sink ``name``.
 
     Args:
         settings: The whole configuration.
         name: The sink's name.
-        reading: Open it for reading only.
-        moved: It is the tree that files are moved on to that is worked on.
-        page_rows: Most rows of one query where there may be millions.
+        reading: Whether to open it read-only.
+        moved: Whether the caller works on the second tree (``move_to``).
+        page_rows: Maximum number of rows per query where there may be millions.
 
     Raises:
-        SqliteUnavailable: It cannot be opened now.
+        SqliteUnavailable: The database cannot be opened now.
     """
 
     def __init__(
@@ -269,13 +273,13 @@ class Records:
         self._holders: dict[Holder, int] = {}
 
     def query(self, sql: str, *parameters: object) -> list[Any]:
-        """Rows of a statement that only reads."""
+        """Return the rows of a read-only statement."""
         with translated(self.path):
             return list(self._connection.execute(sql, parameters))
 
     @contextmanager
     def writing(self) -> "Iterator[Connection]":
-        """One transaction; new directories are saved with it."""
+        """Open one transaction; it also saves new directories."""
         with transaction(self._connection, self.path) as connection:
             insert_new(
                 connection,
@@ -286,21 +290,21 @@ class Records:
         self._new_directories.clear()
 
     def cursor(self) -> int:
-        """Position of the last event put to use."""
+        """Return the position of the last applied event."""
         return int(self.query("SELECT position FROM cursor")[0][0])
 
     def marker(self, tree: str = "root") -> str:
-        """Id of the marker that a tree (``root`` or ``move_to``) must carry; "" if not known."""
+        """Return the required marker id of a tree (``root`` or ``move_to``); "" if unknown."""
         found = self.query("SELECT id FROM marker WHERE tree = ?", tree)
         return str(found[0][0]) if found else ""
 
     def set_marker(self, tree: str, identifier: str) -> None:
-        """Remember the marker of a tree."""
+        """Store the marker id of a tree."""
         with self.writing() as connection:
             connection.execute("INSERT OR REPLACE INTO marker VALUES (?, ?)", (tree, identifier))
 
     def rows(self, refs: Iterable[Ref]) -> dict[Ref, Row]:
-        """The known ones of some scripts."""
+        """Return the rows of the given scripts, if known."""
         by_cluster: dict[str, list[str]] = {}
         for cluster, key in refs:
             by_cluster.setdefault(cluster, []).append(key)
@@ -316,11 +320,11 @@ class Records:
         return found
 
     def select(self, where: str, *parameters: object) -> list[Row]:
-        """Rows by a condition written in this room."""
+        """Return rows by an SQL condition of this package."""
         return [Row(*values) for values in self.query(f"{_SELECT} WHERE {where}", *parameters)]
 
     def each(self) -> Iterator[Row]:
-        """Every row, by key, read piece by piece so that no snapshot is held for long."""
+        """Yield every row, by key, in pages, so that no read snapshot lasts long."""
         last = ("", "")
         while True:
             page = self.select("(key, cluster) > (?, ?) ORDER BY key, cluster LIMIT 1000", *last)
@@ -330,7 +334,7 @@ class Records:
             last = (page[-1].key, page[-1].cluster)
 
     def number(self, path: str) -> int:
-        """The number of a directory; a new one is saved by the next :meth:`writing`."""
+        """Return the number of a directory; the next :meth:`writing` saves a new one."""
         number = self._numbers.get(path)
         if number is not None:
             return number
@@ -349,10 +353,10 @@ class Records:
         return number
 
     def directory(self, number: int) -> str:
-        """The path of a directory below the root.
+        """Return the path of a directory below the root.
 
         Raises:
-            ArchiveError: There is no such number.
+            ArchiveError: The number is unknown.
         """
         path = self._new_directories.get(number) or self._paths.get(number)
         if path is None:
@@ -365,9 +369,9 @@ class Records:
         return path
 
     def holder(self, holder: Holder) -> int:
-        """The number of a holder; a new one is saved at once, for there are few.
+        """Return the number of a holder; a new one is saved at once, since there are few.
 
-        Not to be asked within :meth:`writing`.
+        Must not be called within :meth:`writing`.
         """
         number = self._holders.get(holder) or self.known_holder(holder)
         if number is None:
@@ -382,7 +386,7 @@ class Records:
         return number
 
     def known_holder(self, holder: Holder) -> int | None:
-        """The number of a holder; None where nothing was kept of it yet."""
+        """Return the number of a holder; None if it has no scripts yet."""
         number = self._holders.get(holder)
         if number is None:
             found = self.query(
@@ -398,18 +402,18 @@ class Records:
         return number
 
     def contents(self, numbers: Sequence[int]) -> dict[int, int]:
-        """Those of some contents that are known, and the id of the last job that has each."""
+        """Return the known ones of some contents, with the id of the last job that has each."""
         with translated(self.path):
             return known_contents(self._connection, numbers)
 
     def is_used(self, number: int) -> bool:
-        """Whether a script lies in a directory of this tree."""
+        """Return whether a directory of this tree contains a script."""
         sql = "SELECT 1 FROM script WHERE directory = ? AND state BETWEEN ? AND ? LIMIT 1"
         return bool(self.query(sql, number, *self.states))
 
     def claimed(self, job_id: int, key: str, directory: int, name: str) -> bool:
-        """Whether a file name in a directory is that of another script than ``key``."""
-        # All keys of a job's scripts begin alike: no index on names is needed.
+        """Return whether a file name in a directory belongs to another script than ``key``."""
+        # All keys of a job's scripts have the same prefix: no index on names is needed.
         sql = (
             "SELECT 1 FROM script WHERE key >= ? AND key < ? AND key != ? AND directory = ? "
             "AND (script_name = ? OR env_name = ?) AND state BETWEEN ? AND ? LIMIT 1"
@@ -418,29 +422,29 @@ class Records:
         return bool(self.query(sql, first, end, key, directory, name, name, *self.states))
 
     def forget_new(self) -> None:
-        """Drop the numbers that were never saved: their batch failed."""
+        """Drop unsaved directory numbers of a failed batch."""
         for path in self._new_directories.values():
             self._numbers.pop(path, None)
         self._new_directories.clear()
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._connection.close()
 
 
 def belongs_elsewhere(row: Row, record: JobRecord) -> bool:
-    """Whether what is known of a script's job now says another owner than it was filed under."""
+    """Return whether a job record names another owner than the script was filed under."""
     if record.uid is None:
         return False
-    # Names are kept as they were at submit: only a uid that did not resolve gets one later.
+    # Names stay as they were at submit: only an unresolved uid gets one later.
     return row.uid != record.uid or (not row.user and bool(record.user))
 
 
 def insert_new(connection: Connection, sql: str, rows: Sequence[Sequence[object]]) -> None:
-    """Insert rows that the sink's other process may have inserted at the same moment.
+    """Insert rows that the sink's other process may insert at the same time.
 
     Raises:
-        ArchiveUnavailable: It has: what was chosen is to be chosen again.
+        ArchiveUnavailable: The other process did: the caller must choose again.
     """
     if rows and connection.executemany(sql, rows).rowcount != len(rows):
         raise ArchiveUnavailable(
@@ -449,7 +453,7 @@ def insert_new(connection: Connection, sql: str, rows: Sequence[Sequence[object]
 
 
 def known_contents(connection: Connection, numbers: Sequence[int]) -> dict[int, int]:
-    """Those of some contents that are known, and the id of the last job that has each."""
+    """Return the known ones of some contents, with the id of the last job that has each."""
     found: dict[int, int] = {}
     for first in range(0, len(numbers), _AT_ONCE):
         some = numbers[first : first + _AT_ONCE]
@@ -460,12 +464,12 @@ def known_contents(connection: Connection, numbers: Sequence[int]) -> dict[int, 
 
 
 def save(connection: Connection, rows: Iterable[Row], known: Collection[Ref]) -> None:
-    """Write rows inside a transaction.
+    """Insert or update rows, inside a transaction.
 
     Args:
-        connection: In a transaction.
+        connection: Connection in a transaction.
         rows: The rows.
-        known: The scripts that have a row.
+        known: Scripts that already have a row.
     """
     new, old = [], []
     for row in rows:
@@ -478,7 +482,7 @@ def save(connection: Connection, rows: Iterable[Row], known: Collection[Ref]) ->
 
 
 def delete(connection: Connection, refs: Iterable[Ref]) -> None:
-    """Forget scripts, inside a transaction."""
+    """Delete scripts, inside a transaction."""
     connection.executemany(
         "DELETE FROM script WHERE cluster = ? AND key = ?",
         refs,
@@ -498,16 +502,16 @@ _unpack = struct.Struct("<Q").unpack_from
 
 
 def content(holder: int, sha: bytes, *, environment: bool, moved: bool) -> int:
-    """The number under which bytes are counted once, of 64 bits, as SQLite is quickest with.
+    """Compute the number of a content that is counted once: 64 bits, fastest in SQLite.
 
-    It is made of their SHA-256, and could be met by intent: who does so is counted
-    less. Whoever links to a file compares all of its SHA-256.
+    It derives from the SHA-256, and collisions can be forged: whoever does so has fewer bytes
+    counted. Before linking, files are compared by their whole SHA-256.
 
     Args:
-        holder: Whom they are counted for.
+        holder: Number of the holder.
         sha: SHA-256 of the plain bytes.
-        environment: It is an environment, not a script.
-        moved: It is in the tree that files are moved on to.
+        environment: Whether it is an environment, not a script.
+        moved: Whether it is in the second tree.
     """
     place = 4 * holder + (_MOVED if moved else 0) + (_ENVIRONMENT if environment else 0)
     begin: int = _unpack(sha)[0]
@@ -515,7 +519,7 @@ def content(holder: int, sha: bytes, *, environment: bool, moved: bool) -> int:
 
 
 class Counts:
-    """The changes of one transaction."""
+    """Changes of byte counts in one transaction."""
 
     def __init__(self) -> None:
         self._more: dict[int, tuple[int, int, int, int]] = {}
@@ -523,7 +527,7 @@ class Counts:
         self._own: dict[int, int] = {}
 
     def add(self, row: Row, *, moved: bool) -> None:
-        """A script is there now."""
+        """Count a script that was added."""
         if row.holder is None:
             return
         if not row.shared:
@@ -542,7 +546,7 @@ class Counts:
         self._more[number] = (holder, known[1] + 1 if known else 1, length, job_id)
 
     def remove(self, row: Row, *, moved: bool) -> None:
-        """A script is there no more."""
+        """Count a script that was removed."""
         if row.holder is None:
             return
         if not row.shared:
@@ -555,7 +559,7 @@ class Counts:
                 self._less[number] = self._less.get(number, 0) + 1
 
     def change(self, before: Row | None, after: Row, *, moved: bool) -> None:
-        """A script that was as ``before``, if it was there at all, is as ``after``."""
+        """Count a script that changed from ``before``, if it existed, to ``after``."""
         if before is not None:
             if (before.holder, before.shared) == (after.holder, after.shared):
                 return
@@ -564,8 +568,8 @@ class Counts:
 
     def write(self, connection: Connection) -> None:
         """Write the changes, inside the transaction that writes the rows."""
-        # First what comes: what only changes its holder's account is never gone in between.
-        # By key, so that neighbours meet the same page.
+        # Additions first: a content that only changes its account never disappears in between.
+        # Ordered by key, so that neighbors share a database page.
         numbers = sorted(self._more)
         known = known_contents(connection, numbers)
         new = [number for number in numbers if number not in known]

@@ -1,9 +1,13 @@
-"""Where in the tree a script lies: presets and templates, cut by the cluster's dates.
+"""Archive layout: directory and file names of scripts, from presets or templates.
 
-The preset ``job_archive`` is the tree of NAU's job_archive, ``sarchive`` that of
-itkovian's SArchive (its periods are YYYY, YYYYMM and YYYYMMDD): sites that come
-from these keep their paths. A script whose user is not known for certain lies
-under ``unverified/`` when its layout has a place for the user.
+:func:`compile_layout` makes a :class:`Layout` from a preset or a template; :meth:`Layout.place`
+renders the :class:`Place` of a :class:`Subject` with the dates of the cluster's time zone. The
+preset ``job_archive`` is the tree of NAU's job_archive, ``sarchive`` that of itkovian's SArchive
+(its periods are YYYY, YYYYMM and YYYYMMDD): sites that used these keep their paths. A script whose
+user is unconfirmed goes to ``unverified/`` if its layout has a place for the user.
+
+:func:`encode_name` and :func:`encode_user` make names safe in paths; :func:`decode_name` reverses
+them.
 """
 
 import hashlib
@@ -21,21 +25,23 @@ from steward.core.config import Settings
 from steward.core.config.problems import Problem
 
 LONGEST = 200
-"""Longest encoded name in bytes: room is left in NAME_MAX (255) for ids and suffixes."""
+"""Size limit of an encoded name, in bytes: leaves room within NAME_MAX (255) for ids and suffixes.
+"""
 
 RESERVED = frozenset({"unverified"})
-"""Directories that Steward itself makes where a user's or cluster's could stand."""
+"""Directories of Steward's own, at places where a user's or cluster's name could be."""
 
 _STRICT = re.compile(r"[A-Za-z0-9_+][A-Za-z0-9._+-]*", re.ASCII)
 _PLAIN = re.compile(r"[A-Za-z0-9_+=@,][A-Za-z0-9_+=@,.:-]*")
 _ENCODED = re.compile(rb"%([0-9A-F]{2})")
-# "/" and NUL cannot stand in a name; "%" marks our encoding and "~" our suffixes.
+# A name cannot contain "/" and NUL; "%" marks this encoding and "~" Steward's suffixes.
 _NEVER = frozenset("/%~\\")
 _KEPT = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._+-")
 
 
 def _byte_text(character: str) -> str:
-    # Lone surrogates that do not stand for bytes cannot be encoded otherwise.
+    # Lone surrogates that do not represent bytes have no other encoding.
+    """Escape a character as %XX per byte."""
     raw = character.encode("utf-8", "surrogatepass")
     if "\udc80" <= character <= "\udcff":
         raw = character.encode("utf-8", "surrogateescape")
@@ -43,20 +49,21 @@ def _byte_text(character: str) -> str:
 
 
 def _cut(encoded: str, original: str, longest: int) -> str:
+    """Shorten an encoded name to a size limit, with a digest of the original."""
     digest = hashlib.sha256(original.encode("utf-8", "surrogatepass")).hexdigest()[:16]
     head = encoded.encode("utf-8")[: longest - 17]
     kept = head.decode("utf-8", "ignore")
-    # Never cut through an escape: "%4" would read as something else.
+    # Never cut an escape in two: "%4" would have another meaning.
     return re.sub(r"%[0-9A-F]?$", "", kept) + "~" + digest
 
 
 @lru_cache(maxsize=4096)
 def encode_name(name: str, *, is_plain: bool = False) -> str:
-    """A job's, user's or cluster's name as a part of a path.
+    """Encode a job, user or cluster name as part of a path.
 
     Args:
-        name: Any text at all, surrogates for bytes that are not UTF-8 included.
-        is_plain: Whether it keeps blanks, quotes and other letters that a path can hold, as
+        name: Any text, surrogates for bytes that are not UTF-8 included.
+        is_plain: Whether to keep blanks, quotes and other characters that a path may contain, as
             job_archive and SArchive do.
 
     Returns:
@@ -85,7 +92,7 @@ def encode_name(name: str, *, is_plain: bool = False) -> str:
 
 @lru_cache(maxsize=4096)
 def encode_user(name: str, *, is_plain: bool = False) -> str:
-    """A user's name as a part of a path; one of digits alone is never taken for a uid."""
+    """Encode a user name as part of a path; a name of digits cannot be mistaken for a uid."""
     encoded = encode_name(name, is_plain=is_plain)
     if encoded.isdecimal():
         return _byte_text(encoded[0]) + encoded[1:]
@@ -93,18 +100,18 @@ def encode_user(name: str, *, is_plain: bool = False) -> str:
 
 
 def decode_name(encoded: str) -> str:
-    """The name that :func:`encode_name` was given; what was cut off stays lost."""
+    """Decode a name of :func:`encode_name`, except a part that was cut off."""
     raw = encoded.encode("utf-8", "surrogateescape")
     raw = _ENCODED.sub(lambda found: bytes((int(found.group(1), 16),)), raw)
     return raw.decode("utf-8", "surrogateescape")
 
 
 def fit(component: str, longest: int = 240) -> str:
-    """A whole path component, cut (with a digest of what it was) if it is too long.
+    """Cut a path component to a size limit, with a digest of the whole.
 
     Args:
-        component: Encoded parts put together.
-        longest: In bytes; the default leaves room for a suffix below NAME_MAX.
+        component: Encoded parts, joined.
+        longest: Size limit in bytes; the default leaves room for a suffix within NAME_MAX.
     """
     if len(component) * 4 <= longest or len(component.encode("utf-8")) <= longest:
         return component
@@ -118,7 +125,7 @@ PRESETS: Final = {
     "job_archive": "{user}/{year}/{month}/{job_id}-{name}",
     "sliced": "{cluster}/{slice1}/{slice2}/{job_id}",
 }
-"""``sarchive`` is not here: its path depends on the period."""
+"""Templates of the presets; ``sarchive`` is not here, because its path depends on the period."""
 
 _SARCHIVE = {
     "yearly": "{year}/job.{job_id}_",
@@ -150,23 +157,23 @@ _QUARTER_NS = 900 * 10**9
 
 
 class Place(msgspec.Struct, frozen=True):
-    """A directory below the archive's root, "" for the root, and a file name without suffix."""
+    """Directory below the archive's root ("" for the root) and file name without suffix."""
 
     directory: str
     stem: str
 
 
 class Subject(msgspec.Struct, frozen=True, kw_only=True):
-    """What a path can be made of.
+    """Properties of a script from which a path is made.
 
     Attributes:
-        cluster: The cluster's name, as it is.
+        cluster: Cluster name, unencoded.
         job_id: The job's id.
         spool_mtime_ns: The script's time in the spool, ns since the epoch.
-        name: The job's name, as it is (claimed or verified).
-        user_directory: The user's directory as ``owners`` assigned it: safe already.
-        account: The account, as it is.
-        partition: The partition, as it is.
+        name: Job name, unencoded (claimed or verified).
+        user_directory: User's directory as ``owners`` assigned it, already safe.
+        account: Account, unencoded.
+        partition: Partition, unencoded.
     """
 
     cluster: str
@@ -180,10 +187,10 @@ class Subject(msgspec.Struct, frozen=True, kw_only=True):
 
 @lru_cache(maxsize=64)
 def zone(name: str) -> tzinfo | None:
-    """The zone called ``name``; None, the system's own, for "".
+    """Return the time zone of a name; None, the system's, for "".
 
     Raises:
-        LayoutError: There is no such zone.
+        LayoutError: The zone does not exist.
     """
     if not name:
         return None
@@ -197,6 +204,7 @@ def zone(name: str) -> tzinfo | None:
 
 @lru_cache(maxsize=512)
 def _date_parts(quarter: int, zone_name: str) -> tuple[str, str, str, str]:
+    """Return year, month, day and hour of a quarter hour since the epoch, in a time zone."""
     moment = datetime.fromtimestamp(quarter * 900, UTC).astimezone(zone(zone_name))
     return (
         f"{moment.year:04d}",
@@ -207,17 +215,18 @@ def _date_parts(quarter: int, zone_name: str) -> tuple[str, str, str, str]:
 
 
 class _Template:
-    """One compiled template: literal pieces and fields, directory and stem apart."""
+    """Compiled template: literal parts and fields, for directory and stem."""
 
     def __init__(self, text: str, *, is_plain: bool) -> None:
         head, _, tail = text.rpartition("/")
         self.directory = _compile(head, is_plain=is_plain)
         self.stem = _compile(tail, is_plain=is_plain)
-        # Most directories are those of scripts before: one look-up instead of a rendering.
+        # Most scripts share the directory of earlier ones: one lookup instead of rendering.
         self._rendered: dict[tuple[str, ...], str] = {}
         self.directory_fields = frozenset(_FIELD.findall(head))
 
     def render(self, subject: Subject, zone_name: str) -> Place:
+        """Render directory and stem for a script."""
         quarter = subject.spool_mtime_ns // _QUARTER_NS
         dates = _date_parts(quarter, zone_name)
         what = (
@@ -240,7 +249,7 @@ class _Template:
 
     def _directory(self, subject: Subject, dates: "_Dates") -> str:
         rendered = _join(self.directory, subject, dates)
-        # A field may be empty (a job without a name), but no component may.
+        # A field may be empty (a job without a name), but no path component may.
         return "/".join([fit(part) or "none" for part in rendered.split("/")]) if rendered else ""
 
 
@@ -249,7 +258,8 @@ _Part = str | Callable[[Subject, _Dates], str]
 
 
 def _slice(subject: Subject, place: int) -> str:
-    # Reversed slices: the fastest digits come first and fill all directories evenly.
+    # Reversed slices: the digits that change fastest come first and fill all directories evenly.
+    """Return two digits of the job id, from the right."""
     return f"{subject.job_id // 100**place % 100:02d}"
 
 
@@ -267,15 +277,16 @@ _RENDER: dict[str, Callable[[Subject, _Dates], str]] = {
 _NAMES: dict[str, Callable[[Subject, Callable[[str], str]], str]] = {
     "cluster": lambda subject, encode: encode(subject.cluster),
     "name": lambda subject, encode: encode(subject.name),
-    # A job without a name gives "123", not "123-", as job_archive has it.
+    # A job without a name gives "123", not "123-", as in job_archive.
     "-name": lambda subject, encode: "-" + encode(subject.name) if subject.name else "",
     "account": lambda subject, encode: encode(subject.account) or "none",
     "partition": lambda subject, encode: encode(subject.partition) or "none",
 }
-"""Those that somebody has chosen."""
+"""Fields with names that people choose, which must be encoded."""
 
 
 def _compile(text: str, *, is_plain: bool) -> tuple[_Part, ...]:
+    """Compile a template to literal texts and functions that render fields."""
     encode = partial(encode_name, is_plain=is_plain)
 
     def named(field: str) -> _Part:
@@ -296,17 +307,18 @@ def _join(parts: tuple[_Part, ...], subject: Subject, dates: _Dates) -> str:
 
 
 class Layout:
-    """A compiled layout.
+    """Compiled layout of a tree.
 
     Attributes:
-        name: As configured.
-        needs_identity: Whether its paths hold what only Slurm can tell (the user …).
-        manifests: Whether its directories carry a manifest.
-        suffixes: What follows the stem of a script and of an environment.
-        shares: Whether identical files of one user may be one, by link.
-        is_plain: Whether names stand in its paths as job_archive and SArchive have them.
-        user_depth: Number of directories down to the user's own, itself included; 0
-            where no directory is one user's.
+        name: Name or template, as configured.
+        needs_identity: Whether its paths contain fields known only from Slurm (user, account,
+            partition).
+        manifests: Whether its directories have a manifest.
+        suffixes: Suffixes of script and environment files.
+        shares: Whether identical files of one user may be hard links of one file.
+        is_plain: Whether its paths contain names as in job_archive and SArchive.
+        user_depth: Depth of the user's directory, itself included; 0 if no directory belongs to a
+            user.
     """
 
     def __init__(
@@ -325,35 +337,35 @@ class Layout:
             if "{user}" in component:
                 self.user_depth = depth
                 break
-        # Without a manifest a file's own time is all that says when its job came, and
-        # without a directory of its owner's each file's ACL is its own.
+        # Without a manifest, only a file's own time tells when its job was submitted, and without a
+        # directory of its owner, each file has its own ACL.
         self.shares = manifests and self.user_depth > 0
         self.is_plain = name in _OTHERS
         self._template = _Template(template, is_plain=self.is_plain)
         self._unverified = _Template(_UNVERIFIED, is_plain=self.is_plain)
 
     def place(self, subject: Subject, zone_name: str = "") -> Place:
-        """Where a script belongs whose identity is known (or not needed)."""
+        """Return the place of a script whose identity is known or not needed."""
         return self._template.render(subject, zone_name)
 
     def unverified_place(self, subject: Subject, zone_name: str = "") -> Place:
-        """Where a script lies until Slurm has said whose it is."""
+        """Return the place of a script until Slurm confirms its owner."""
         return self._unverified.render(subject, zone_name)
 
     def owner_scope(self, cluster: str) -> str:
-        """Within what a user's directory name is unique: a cluster, or "" for the whole tree."""
+        """Return the scope in which user directories are unique: a cluster, or "" for the tree."""
         return cluster if self.user_scope else ""
 
 
 def compile_layout(text: str, period: str = "yearly") -> Layout:
-    """The layout that a configuration names.
+    """Compile the layout of a configuration.
 
     Args:
-        text: A preset's name, or a template such as ``{cluster}/{user}/{job_id}-{name}``.
+        text: Name of a preset, or a template such as ``{cluster}/{user}/{job_id}-{name}``.
         period: For ``sarchive``: yearly, monthly, daily or none.
 
     Raises:
-        LayoutError: No such preset, an unknown field, or paths that would not be safe.
+        LayoutError: Unknown preset or field, or unsafe paths.
     """
     if text == "sarchive":
         if period not in _SARCHIVE:
@@ -366,6 +378,7 @@ def compile_layout(text: str, period: str = "yearly") -> Layout:
 
 
 def _check(text: str) -> None:
+    """Raise LayoutError for a template with unknown fields or unsafe paths."""
     if "{" not in text:
         known = "default, job_archive, sarchive, sliced"
         raise LayoutError(
@@ -396,7 +409,7 @@ def _check(text: str) -> None:
 
 
 def check_layouts(settings: Settings) -> Iterator[Problem]:
-    """Yield what is wrong with the layouts of files sinks."""
+    """Yield a problem for each invalid layout of a files sink."""
     for name, sink in settings.files_sinks().items():
         try:
             compile_layout(sink.layout, sink.period)

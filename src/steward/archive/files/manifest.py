@@ -1,9 +1,12 @@
-"""MANIFEST.jsonl: what is known of a directory's files, a line a fact, only ever appended.
+"""Manifest of an archive directory: MANIFEST.jsonl, one fact per line, only ever appended to.
 
-A line is a JSON object with ``v`` (the version, 1), ``fact`` and ``key``. A line
-that a crash cut short is closed at the next append and passed over by readers;
-the same line twice says nothing new. Only a purge rewrites a manifest, so that
-what was purged is told by nobody any more.
+A line is a JSON object with ``v`` (the version, 1), ``fact`` and ``key`` (:class:`Fact`). If a
+crash cut a line short, the next append ends it and readers skip it; a repeated line adds nothing.
+Only a purge rewrites a manifest, so that no line mentions purged scripts.
+
+:class:`Manifests` writes the manifests of a tree. :func:`iter_manifest` and :func:`iter_files` read
+a tree without the sink's database, by manifests or by file names (:func:`parse_file_name`); imports
+and the catalog rebuild use them.
 """
 
 import os
@@ -28,8 +31,8 @@ VERSION: Final = 1
 class File(msgspec.Struct, frozen=True, kw_only=True):
     """One file: its name in this directory, its size in bytes and its SHA-256 in hex.
 
-    A name that ends in ``.zst`` is that of a compressed file; size and SHA-256 are
-    those of the plain bytes.
+    A name that ends in ``.zst`` is a compressed file; size and SHA-256 are those of the plain
+    bytes.
     """
 
     name: str
@@ -47,33 +50,33 @@ class Fact(
     """One line of a manifest.
 
     Attributes:
-        fact: ``kept`` (these files are here), ``identity`` (whose they are, and all that
-            Slurm shows of the job), ``moved`` (the files are now at ``to``), ``purged``.
+        fact: ``kept`` (these files are here), ``identity`` (their owner and the job record),
+            ``moved`` (the files are now at ``to``), ``purged``.
         key: Key of the job.script event.
         cluster: The cluster's name.
-        job_id: The id in the spool entry's name; of an identity the job's.
-        at: When Steward wrote the line, UTC.
-        spool_mtime: Time of the script in the spool, UTC, to the microsecond.
-        script: The script's file.
-        environment: The environment's file.
-        redacted: Names of the variables that lost their value.
-        flags: What was odd, as in the job.script event.
-        claimed_name: What the environment says of itself: hints, never an identity.
-        claimed_dir: Likewise.
-        claimed_host: Likewise.
-        source: Who saw it: ``spool`` or ``import``.
-        why: Of an identity: ``bound``, ``renamed``, ``ended``, ``updated``.
+        job_id: Id in the spool entry's name; for an identity the job's id.
+        at: Time at which Steward wrote the line, UTC.
+        spool_mtime: The script's time in the spool, UTC, to the microsecond.
+        script: File of the script.
+        environment: File of the environment.
+        redacted: Names of redacted variables.
+        flags: Anomalies, as in the job.script event.
+        claimed_name: Job name that the environment claims: a hint, never an identity.
+        claimed_dir: Submit directory, likewise.
+        claimed_host: Submit host, likewise.
+        source: Source of the script: ``spool`` or ``import``.
+        why: Reason of an identity: ``bound``, ``renamed``, ``ended``, ``updated``.
         first_submit: First submit time of the job, UTC.
-        record: What Slurm showed: user and uid, account, QOS, partition, requested TRES,
-            dependency, array, het job, submit line, command, work directory, paths of
-            stdin, stdout and stderr, submit host, times.
-        to: Where moved files are now, below the archive's root (or the second tree's).
-        asked_by: Who had it purged.
+        record: Job record: user and uid, account, QOS, partition, requested TRES, dependency,
+            array, het job, submit line, command, work directory, paths of stdin, stdout and stderr,
+            submit host, times.
+        to: Present directory of moved files, below the archive's root (or the second tree's).
+        asked_by: User who had it purged.
     """
 
     fact: Literal["kept", "identity", "moved", "purged"]
     key: str
-    # Without a default, so that omit_defaults never leaves it out.
+    # No default, so that omit_defaults never omits it.
     version: int
     cluster: str = ""
     job_id: int = 0
@@ -101,15 +104,15 @@ _decoder = msgspec.json.Decoder(Fact)
 def kept_line(
     key: str, cluster: str, body: JobScript, names: tuple[str, str], at: datetime, source: str
 ) -> bytes:
-    """The line that says that a script's files are in this directory.
+    """Encode a ``kept`` line: a script's files are in this directory.
 
     Args:
-        key: Of the job.script event.
+        key: Key of the job.script event.
         cluster: The cluster's name.
         body: The event's body.
-        names: Names of the script's and of the environment's file, "" for none.
-        at: Now, UTC.
-        source: Of the event.
+        names: File names of script and environment, "" for none.
+        at: Current time, UTC.
+        source: Source of the event.
     """
     script, environment = body.script, body.environment
     return _encoder.encode(
@@ -138,7 +141,7 @@ def kept_line(
 
 
 def identity_line(cluster: str, body: JobIdentity, at: datetime) -> bytes:
-    """The line that says whose a script is and what Slurm shows of its job."""
+    """Encode an ``identity`` line: the owner of a script and its job record."""
     return _encoder.encode(
         Fact(
             fact="identity",
@@ -155,12 +158,12 @@ def identity_line(cluster: str, body: JobIdentity, at: datetime) -> bytes:
 
 
 def line(fact: Fact) -> bytes:
-    """A fact as a line, without its newline."""
+    """Encode a fact as a line, without newline."""
     return _encoder.encode(fact)
 
 
 def facts(data: bytes) -> Iterator[Fact]:
-    """The facts of a manifest; lines cut short or of a newer version's kind are passed over."""
+    """Decode the facts of a manifest; skip incomplete lines and kinds of newer versions."""
     for text in data.split(b"\n"):
         if not text:
             continue
@@ -171,7 +174,7 @@ def facts(data: bytes) -> Iterator[Fact]:
 
 
 class Manifests:
-    """The manifests of one tree: lines are gathered and appended once a batch."""
+    """Writer of one tree's manifests: collects lines and appends them once per batch."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
@@ -179,17 +182,17 @@ class Manifests:
         self._read: dict[str, tuple[bytes, dict[str, list[tuple[int, int]]]]] = {}
 
     def add(self, path: str, text: bytes) -> None:
-        """Remember a line for the manifest of the directory ``path``, which must exist."""
+        """Add a line for the manifest of the directory ``path``, which must exist."""
         lines = self._lines.get(path)
         if lines is None:
             lines = self._lines[path] = []
         lines.append(text)
 
     def flush(self) -> None:
-        """Append what was gathered; durable after :meth:`Tree.sync` and its own fsync.
+        """Append the collected lines; durable after :meth:`Tree.sync` or their own fsync.
 
         Raises:
-            OSError: A manifest cannot be written; a line cut short is healed next time.
+            OSError: A manifest cannot be written; the next append repairs an incomplete line.
         """
         few = len(self._lines) <= 8
         for path, lines in self._lines.items():
@@ -198,14 +201,14 @@ class Manifests:
         self.drop()
 
     def drop(self) -> None:
-        """Forget what was gathered and what was read."""
+        """Discard collected lines and cached manifests."""
         self._lines.clear()
         self._read.clear()
 
     def about(self, path: str, key: str) -> list[Fact]:
-        """What the manifest of the directory ``path`` says of a script, ``moved`` left out.
+        """Return the ``kept`` and ``identity`` facts about a script in the manifest of ``path``.
 
-        The manifest is read once a batch; lines that were added since count too.
+        The manifest is read once per batch; lines added since are included.
 
         Raises:
             OSError: It cannot be read.
@@ -221,6 +224,7 @@ class Manifests:
         return [fact for fact in said if fact.fact in {"kept", "identity"}]
 
     def _append(self, path: str, lines: list[bytes], *, sync: bool) -> None:
+        """Append lines to a manifest; end a line that a crash cut short."""
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         directory_fd = self._tree.directory(path)
         fd = os.open(NAME, flags, self._mode(directory_fd), dir_fd=directory_fd)
@@ -235,8 +239,9 @@ class Manifests:
             os.close(fd)
 
     def _mode(self, directory_fd: int) -> int:
-        # A default ACL turns the group bits into its mask; without one they would be
-        # the group's own, which nobody asked for.
+        # A default ACL turns the group bits into its mask; without one they would give access to
+        # the file's group, which is not wanted.
+        """Return the mode of a new manifest in a directory."""
         if not self._tree.acls:
             return 0o600
         try:
@@ -246,7 +251,7 @@ class Manifests:
         return 0o640
 
     def read(self, path: str) -> bytes:
-        """The manifest of the directory ``path``; empty where there is none.
+        """Return the manifest of the directory ``path``; empty if there is none.
 
         Raises:
             OSError: It cannot be read.
@@ -260,15 +265,15 @@ class Manifests:
             return file.read()
 
     def forget(self, path: str, keys: Collection[str], purged: list[bytes]) -> None:
-        """Rewrite a manifest without every line of ``keys``, atomically.
+        """Rewrite a manifest atomically without the lines of ``keys``.
 
         Args:
             path: The directory.
             keys: Keys of job.script events.
-            purged: Lines to add instead.
+            purged: Lines to append instead.
 
         Raises:
-            OSError: It cannot be rewritten; the old one is still there then.
+            OSError: It cannot be rewritten; the old one remains.
         """
         data = self.read(path)
         if not data:
@@ -296,6 +301,7 @@ _key_decoder = msgspec.json.Decoder(_Key)
 
 
 def _index(data: bytes) -> dict[str, list[tuple[int, int]]]:
+    """Map each key of a manifest to the byte ranges of its lines."""
     found: dict[str, list[tuple[int, int]]] = {}
     start = 0
     while start < len(data):
@@ -314,10 +320,11 @@ def _index(data: bytes) -> dict[str, list[tuple[int, int]]]:
 
 
 def _stays(text: bytes, forgotten: frozenset[str]) -> bool:
+    """Return whether a manifest line is kept when keys are purged."""
     try:
         return _key_decoder.decode(text).key not in forgotten
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        # Cut short: it says nothing to anyone, and may be a piece of what is to be forgotten.
+        # Cut short: it is useless, and may be part of what is to be forgotten.
         return False
 
 
@@ -332,14 +339,14 @@ _SARCHIVE = re.compile(r"job\.([0-9]{1,10})_(script|environment)(?:~([0-9]+))?(\
 
 
 class ManifestEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of one manifest: the directory below the root, and the fact."""
+    """One manifest line with its directory below the root."""
 
     directory: str
     fact: Fact
 
 
 class FoundFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file: path below the root, size in bytes, SHA-256 (hex) where a manifest has it."""
+    """File in a tree: path below the root, size in bytes, SHA-256 (hex) if a manifest has it."""
 
     path: str
     length: int
@@ -347,20 +354,20 @@ class FoundFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FoundScript(msgspec.Struct, frozen=True, kw_only=True):
-    """A script that was found in a tree.
+    """Script found in a tree, by manifest or by file name.
 
     Attributes:
-        key: Key of its job.script event, as kept or made again from id and time.
-        job_id: The id in its name.
-        spool_mtime_ns: From the key; without a manifest the file's own time.
-        cluster: Where a manifest or the path says it; "" otherwise.
-        name: Job name: verified, or as claimed, or as the file's name has it.
-        user_directory: The name of the user's directory, decoded; "" for none.
-        script: Its file.
-        environment: Its environment's file.
-        kept: What the manifest says of the files.
-        record: What the manifest says of the job; None where it was never known.
-        first_submit: The job's first submit time, where it is known.
+        key: Key of its job.script event, from the manifest, or made from id and time.
+        job_id: Job id in its name.
+        spool_mtime_ns: Time in the key; without a manifest the file's own time.
+        cluster: Cluster according to manifest or path; "" if unknown.
+        name: Job name: verified, claimed, or from the file name.
+        user_directory: Decoded name of the user's directory; "" for none.
+        script: File of the script.
+        environment: File of the environment.
+        kept: Manifest fact about the files.
+        record: Job record in the manifest; None if it was never known.
+        first_submit: First submit time of the job, if known.
     """
 
     key: str
@@ -377,7 +384,7 @@ class FoundScript(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def iter_manifest(root: str) -> Iterator[ManifestEntry]:
-    """Every line of every manifest below ``root``.
+    """Yield every line of every manifest below ``root``.
 
     Raises:
         ArchiveUnavailable: The tree cannot be read.
@@ -389,7 +396,7 @@ def iter_manifest(root: str) -> Iterator[ManifestEntry]:
 
 
 def iter_files(root: str, layout: Layout) -> Iterator[FoundScript]:
-    """Every script below ``root``, with all that manifests or names say of it.
+    """Yield every script below ``root``, according to manifests or file names.
 
     Raises:
         ArchiveUnavailable: The tree cannot be read.
@@ -402,9 +409,10 @@ def iter_files(root: str, layout: Layout) -> Iterator[FoundScript]:
 
 
 def _directories(root: str) -> Iterator[tuple[str, list[str], str]]:
+    """Yield each directory of a tree: relative path, file names, and whole path."""
     tree = Tree(root)
     try:
-        # A tree to be read may be a copy without a marker: it is not asked for.
+        # A tree to be read may be a copy without a marker, so the marker is not checked.
         tree.open_for_reading()
         for directory, names in tree.files():
             yield directory, names, os.path.join(root, directory)
@@ -415,6 +423,7 @@ def _directories(root: str) -> Iterator[tuple[str, list[str], str]]:
 
 
 def _facts(root: str, path: str) -> Iterator[Fact]:
+    """Yield the facts of a directory's manifest."""
     try:
         fd = os.open(os.path.join(path, NAME), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         with os.fdopen(fd, "rb") as file:
@@ -428,6 +437,7 @@ def _facts(root: str, path: str) -> Iterator[Fact]:
 
 
 def _told(root: str, directory: str, path: str) -> Iterator[FoundScript]:
+    """Yield the scripts that a directory's manifest says are there."""
     kept: dict[tuple[str, str], Fact] = {}
     identity: dict[tuple[str, str], Fact] = {}
     for fact in _facts(root, path):
@@ -456,6 +466,7 @@ def _told(root: str, directory: str, path: str) -> Iterator[FoundScript]:
 
 
 def _kept_file(directory: str, fact: Fact, which: str) -> FoundFile | None:
+    """Return a file of a ``kept`` fact, with its path below the root."""
     file = fact.script if which == "script" else fact.environment
     if file is None or "/" in file.name:
         return None
@@ -464,7 +475,8 @@ def _kept_file(directory: str, fact: Fact, which: str) -> FoundFile | None:
 
 
 def _time_in(fact: Fact) -> int:
-    # The key has nanoseconds, the manifest's time microseconds.
+    # The key has nanoseconds, the manifest's time only microseconds.
+    """Return the spool time of a fact, ns since the epoch."""
     last = fact.key.rpartition(":")[2]
     if last.isdecimal() and len(last) < 20:
         return int(last)
@@ -479,7 +491,7 @@ class _Name(msgspec.Struct, frozen=True):
 
 
 def parse_file_name(filename: str) -> _Name | None:
-    """What the name of an archived file says; None for a name that no layout makes."""
+    """Parse the name of an archived file; None for a name that no layout makes."""
     match = _SARCHIVE.fullmatch(filename)
     if match:
         variant = (match[3] or "") + (match[4] or "")
@@ -494,17 +506,17 @@ def parse_file_name(filename: str) -> _Name | None:
 def named_scripts(
     root: str, directory: str, names: list[str], path: str, layout: Layout
 ) -> Iterator[FoundScript]:
-    """The scripts of one directory by the names of its files.
+    """Yield the scripts of one directory according to its file names.
 
     Args:
         root: The tree's root.
-        directory: The directory below it.
-        names: Names of the files in it.
-        path: Its whole path.
-        layout: What its path means.
+        directory: Path of the directory below the root.
+        names: Names of its files.
+        path: Whole path of the directory.
+        layout: Layout of the tree.
 
     Raises:
-        ArchiveUnavailable: A file cannot be looked at.
+        ArchiveUnavailable: The status of a file cannot be read.
     """
     pairs: dict[tuple[int, str, str], dict[bool, tuple[FoundFile, int]]] = {}
     for filename in names:
@@ -537,6 +549,7 @@ def named_scripts(
 
 
 def _said_by_path(directory: str, layout: Layout) -> tuple[str, str]:
+    """Return cluster and user according to a directory's path."""
     parts = directory.split("/")
     template = layout.template.split("/")[:-1]
     if parts[0] == UNVERIFIED:
@@ -546,5 +559,5 @@ def _said_by_path(directory: str, layout: Layout) -> tuple[str, str]:
 
 
 def spool_time(script: FoundScript) -> datetime:
-    """The script's time in the spool, UTC."""
+    """Return the script's time in the spool, UTC."""
     return datetime.fromtimestamp(script.spool_mtime_ns / 1e9, UTC)

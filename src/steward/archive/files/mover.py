@@ -1,10 +1,11 @@
-"""Moves files on to a second tree: an archive is written locally and kept elsewhere.
+"""Archive mover: moves files from the sink's tree to a second tree (``move_to``).
 
-It runs as a part of its own, for the second tree's server may hang: nothing that
-waits for it holds the sink up. A file is copied, checked against its checksum,
-made durable there, and only then removed here; a crash at any point is completed
-by the next run. What happens later to a script that was moved (its owner is
-known at last, it is purged) is done here too.
+The archive is written locally and kept on another file system. :class:`Mover` runs in its own
+worker, because the second tree's server may hang: the sink never waits for it. Each file is copied,
+compared with its checksum, made durable in the second tree, and only then removed here; the next
+run completes what a crash interrupted. Later changes of moved scripts (owner, purge) are applied
+here, too. :class:`Leftovers` removes copies of scripts that changed or were purged while they were
+copied.
 """
 
 import contextlib
@@ -37,12 +38,12 @@ _row_decoder = msgspec.json.Decoder(Row)
 
 
 class Leftovers:
-    """Removes copies.
+    """Remover of stale copies in the second tree.
 
     Args:
-        tree: The tree that files are moved on to.
-        records: The sink's database, for that tree.
-        manifests: The tree's manifests.
+        tree: The second tree.
+        records: Database of the sink, for that tree.
+        manifests: Manifests of that tree.
     """
 
     def __init__(self, tree: Tree, records: Records, manifests: Manifests) -> None:
@@ -51,7 +52,7 @@ class Leftovers:
         self._manifests = manifests
 
     def remove(self, copies: Sequence[Row]) -> None:
-        """Remove copies of what was changed or purged while it was copied.
+        """Remove copies of scripts that changed or were purged while they were copied.
 
         Raises:
             OSError: The tree cannot be written.
@@ -65,7 +66,7 @@ class Leftovers:
         clear_out(self._tree, self._records, {copy.directory for copy in copies})
 
     def after_a_crash(self) -> None:
-        """Remove copies of what was purged while it was being copied, when a crash came.
+        """Remove copies of scripts purged during a copy that a crash interrupted.
 
         Raises:
             OSError: The tree cannot be written.
@@ -88,6 +89,7 @@ class Leftovers:
             connection.execute("DELETE FROM moving")
 
     def _remove_copies(self, row: Row, path: str, name: str, sha: bytes) -> None:
+        """Remove every copy of a file in its directory, whatever its name variant."""
         try:
             fd = self._tree.directory(path)
             names = os.listdir(fd)
@@ -109,9 +111,9 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 200
 _IDLE_S = 5.0
 _OWNERS_EVERY_S = 5.0
-# How long what failed is left, in seconds, at first and at most.
+# Retry delay after an error, in seconds: first and largest.
 _AGAIN_S, _AGAIN_AT_MOST_S = 60, 3600
-# A job that Slurm never named may still be named: it is left within easy reach for a day.
+# Slurm may still identify the job: keep its script within easy reach for a day.
 _UNVERIFIED_GRACE_NS = 86400 * 10**9
 
 _encode_row = msgspec.json.encode
@@ -120,7 +122,7 @@ _identity_decoder = msgspec.json.Decoder(JobIdentity)
 
 
 class _Copy(msgspec.Struct, frozen=True):
-    """A script that was copied: its row, its row to be, and what its manifest said."""
+    """Copied script: its row, its future row, and its manifest facts."""
 
     row: Row
     moved: Row
@@ -128,7 +130,7 @@ class _Copy(msgspec.Struct, frozen=True):
 
 
 class Mover:
-    """Moves what the files sink ``name`` keeps on to its ``move_to``.
+    """Worker that moves the files of sink ``name`` to its ``move_to``.
 
     Args:
         settings: The whole configuration; the sink's ``move_to`` must not be empty.
@@ -176,10 +178,10 @@ class Mover:
         self._owners_at = 0.0
 
     def run_once(self, stop: Stop) -> float:
-        """Move what is old enough, piece by piece until nothing is left or the Stop is raised.
+        """Move files that are old enough, batch by batch, until none is left or ``stop`` is set.
 
         Returns:
-            Seconds until the next call is of use.
+            Seconds until the next call.
 
         Raises:
             ArchiveUnavailable: One of the trees cannot be used now; nothing is lost.
@@ -222,6 +224,7 @@ class Mover:
     # ------------------------------------------------------------ moving on
 
     def _due(self) -> list[Row]:
+        """Return scripts that are old enough to move."""
         now_ns = time.time_ns()
         before = now_ns - int(self._sink.move_after_s * 1e9)
         rows: list[Row] = []
@@ -236,11 +239,13 @@ class Mover:
         return [row for row in rows if (row.cluster, row.key) not in self._unmovable]
 
     def _move(self, rows: Sequence[Row]) -> bool:
+        """Copy scripts to the second tree, then settle them; return whether there were any."""
         if not rows:
             return False
         self._pending.begin({})
         with self._records.writing() as connection:
-            # What is purged while it is copied must not be left there by a crash.
+            # Record the copies first, so that a crash cannot leave a copy of a script purged
+            # meanwhile.
             connection.executemany(
                 "INSERT OR REPLACE INTO moving VALUES (?, ?, ?)",
                 [(row.key, row.cluster, _encode_row(row)) for row in rows],
@@ -253,7 +258,8 @@ class Mover:
             try:
                 copied.append(self._copy(row))
             except FileNotFoundError:
-                # Purged or moved within the tree since it was looked up; else verify tells.
+                # It was purged or moved within the tree since the query; otherwise verify reports
+                # it.
                 self._skip(row, "its files are not where they were")
             except Gone as error:
                 self._skip(row, str(error))
@@ -261,19 +267,21 @@ class Mover:
         self._there.sync()
         with self._lock.held():
             changed = self._settle(copied)
-        # Without the lock: the second tree may hang.
+        # Without the lock, because the second tree may hang.
         self._leftovers.remove(changed)
         with self._records.writing() as connection:
             connection.execute("DELETE FROM moving")
         return True
 
     def _skip(self, row: Row, why: str) -> None:
+        """Log and exclude a script whose files cannot be copied."""
         ref = (row.cluster, row.key)
         if self._records.rows([ref]).get(ref) == row:
             self._unmovable.add(ref)
             log.error("%s leaves %s where it is: %s", self.name, row.key, why)
 
     def _copy(self, row: Row) -> "_Copy":
+        """Copy a script's files and manifest facts to the second tree."""
         path = self._records.directory(row.directory)
         here = self._here.directory(path)
         script_suffix, env_suffix = self._layout.suffixes
@@ -309,15 +317,16 @@ class Mover:
         return _Copy(row, moved, told)
 
     def _told(self, row: Row) -> list[Fact]:
+        """Return a script's facts in the manifest of the first tree."""
         if not self._layout.manifests:
             return []
         return self._here_manifests.about(self._records.directory(row.directory), row.key)
 
     def _settle(self, copied: "Sequence[_Copy]") -> list[Row]:
-        """With the lock held: remove here what was copied, if it is still the same.
+        """Remove the originals of copied scripts that have not changed; the lock is held.
 
         Returns:
-            The copies of what is not.
+            Copies of scripts that changed meanwhile.
         """
         now = self._records.rows([(copy.row.cluster, copy.row.key) for copy in copied])
         self._here_manifests.drop()
@@ -351,10 +360,10 @@ class Mover:
         self._pending.drop()
         return changed
 
-    # ------------------------------------------------------------ what comes later
+    # ------------------------------------------------------------ later changes of moved scripts
 
     def _catch_up(self) -> bool:
-        """Do what was left to the mover: identities and purges of what was moved."""
+        """Apply identities and purges of moved scripts, which the sink left to the mover."""
         found = self._records.query(
             "SELECT number, kind, key, cluster, body, tries FROM later WHERE due_s <= ? "
             "ORDER BY number LIMIT ?",
@@ -365,7 +374,7 @@ class Mover:
             return False
         self._filing.gids = self._gids()
         rows = self._records.rows({(cluster, key) for _, _, key, cluster, *_ in found})
-        # To the filing room what lies in its tree is placed, whichever tree that is.
+        # Filing regards scripts in its own tree as placed, whichever tree that is.
         self._pending.begin(
             {
                 ref: msgspec.structs.replace(row, state=PLACED)
@@ -404,6 +413,7 @@ class Mover:
         return True
 
     def _one(self, kind: str, key: str, cluster: str, body: bytes) -> None:
+        """Apply one deferred identity or purge to the second tree."""
         now = utc_now()
         decoded: ArchivePurge | JobIdentity
         if kind == ARCHIVE_PURGE:
@@ -419,12 +429,14 @@ class Mover:
             self._filing.identity(event)
 
     def _check_owners(self) -> bool:
+        """Apply changes of access to the second tree; return whether some are left."""
         if time.monotonic() >= self._owners_at:
             self._follow_owners()
             self._owners_at = time.monotonic() + _OWNERS_EVERY_S
         return self._admission.waits() and self._admission.page(self._gids())
 
     def _follow_owners(self) -> None:
+        """Queue changes of access that the sink made and the second tree lacks."""
         self._owners.reload()
         changed = self._records.query(
             "SELECT DISTINCT uid, user, shut FROM owner WHERE shut != shut_there"
@@ -442,7 +454,7 @@ class Mover:
         return group_ids(self._sink.groups, self._sink.groups_file)
 
     def close(self) -> None:
-        """Let go of files and the database."""
+        """Close files and the database."""
         self._reset()
         self._lock.close()
         self._records.close()

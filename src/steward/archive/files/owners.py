@@ -1,9 +1,12 @@
-"""Which directory is whose: a user's directory belongs to one (uid, name) pair for ever.
+"""Directory owners: which user each directory belongs to, and who may read it now.
 
-A name that another uid takes over gets a directory of its own. When a uid resolves to
-another name than was kept at submit, its access is taken back until it is the same
-again: the account is somebody else's by now. A uid that resolves to no name may
-only mean that the name service is away: that must last, and must not concern most.
+A user's directory belongs to one (uid, name) pair forever; if another uid takes the name, it gets a
+new directory. :class:`Owners` assigns directories and compares uids with the name service. If a uid
+resolves to another name than at submit, its access is revoked until the names match again, because
+the account belongs to another person by now. A uid without a name may only mean that the name
+service is unavailable: this must last, and must not affect most owners.
+
+:func:`ask` queues a change of access; :class:`Admission` applies it to the tree, page by page.
 """
 
 import errno
@@ -20,14 +23,14 @@ from steward.core.sqlite import Connection
 
 
 def ask(connection: Connection, uid: int, user: str, *, shut: bool, moved: bool) -> None:
-    """Write down, inside a transaction, that an owner's access changes.
+    """Queue a change of an owner's access, inside a transaction.
 
     Args:
-        connection: In a transaction.
-        uid: The owner's.
-        user: The owner's name at submit.
-        shut: Take it back; else give it again.
-        moved: In the tree that files are moved on to, not in the first.
+        connection: Connection in a transaction.
+        uid: Uid of the owner.
+        user: Name of the owner at submit.
+        shut: True to revoke access, False to grant it again.
+        moved: True for the second tree (``move_to``), False for the first.
     """
     connection.execute(
         "INSERT OR REPLACE INTO admitting VALUES (?, ?, ?, ?, -1, '', '')",
@@ -36,15 +39,15 @@ def ask(connection: Connection, uid: int, user: str, *, shut: bool, moved: bool)
 
 
 class Admission:
-    """Does in one tree what was asked for by :func:`ask`.
+    """Worker that applies queued changes of access to one tree.
 
-    Where the layout has directories of users, these are opened or closed, and what
-    is below follows; elsewhere every file is.
+    If the layout has directories of users, their permissions change and apply to all below;
+    otherwise the permissions of every file change.
 
     Args:
         tree: The tree.
-        records: The sink's database, for that tree.
-        layout: The sink's layout.
+        records: Database of the sink, for that tree.
+        layout: Layout of the sink.
     """
 
     def __init__(self, tree: Tree, records: Records, layout: Layout) -> None:
@@ -53,22 +56,22 @@ class Admission:
         self._layout = layout
 
     def waits(self) -> bool:
-        """Whether something is left to do."""
+        """Return whether changes are queued."""
         sql = "SELECT 1 FROM admitting WHERE moved = ? LIMIT 1"
         return bool(self._records.query(sql, int(self._records.moved)))
 
     def page(self, gids: tuple[int, ...], owner: tuple[int, str] | None = None) -> bool:
-        """Do the next piece, of what is to be closed first.
+        """Apply the next part of the queue; revocations come first.
 
         Args:
             gids: The groups that may read everything.
-            owner: uid and name of the owner whose turn it is; None for any.
+            owner: Uid and name of the owner to process; None for any.
 
         Returns:
-            Whether something is left to do.
+            Whether changes are left in the queue.
 
         Raises:
-            OSError: The tree cannot be changed.
+            OSError: The permissions cannot be changed.
         """
         found = self._records.query(
             "SELECT uid, user, shut, directory, key, cluster FROM admitting WHERE moved = ? "
@@ -100,6 +103,7 @@ class Admission:
     def _directories(
         self, owner: tuple[int, str], after: tuple[int, str, str], readers: Readers
     ) -> tuple[int, str, str] | None:
+        """Change the user directories of one page of scripts; return the next position."""
         page_rows = self._records.page_rows
         found = self._records.query(
             "SELECT DISTINCT directory FROM script INDEXED BY script_owner "
@@ -116,7 +120,7 @@ class Admission:
             try:
                 let_enter(self._tree.directory(path), readers, others_pass=False)
             except FileNotFoundError:
-                # Emptied by a purge since it was asked for, or all of it is in the other tree.
+                # A purge emptied it since, or all of it is in the other tree.
                 continue
             except InTheWay as error:
                 log.error("access to what uid %d has here is not changed: %s", owner[0], error)
@@ -125,6 +129,7 @@ class Admission:
     def _files(
         self, owner: tuple[int, str], after: tuple[int, str, str], readers: Readers
     ) -> tuple[int, str, str] | None:
+        """Change the files of one page of scripts; return the next position."""
         page_rows = self._records.page_rows
         rows = self._records.select(
             "uid = ? AND user = ? AND (directory, key, cluster) > (?, ?, ?) "
@@ -148,7 +153,7 @@ class Admission:
                 if name:
                     self._tree.read_access(self._tree.directory(path), name, readers)
             except FileNotFoundError:
-                # Nobody reads what is gone; that it is gone, verify tells.
+                # A missing file needs no permissions; verify reports it.
                 continue
             except InTheWay as error:
                 log.error("access to %s is not changed: %s", row.key, error)
@@ -160,18 +165,18 @@ class Admission:
 
 log = logging.getLogger(__name__)
 
-# A name service that answers slowly must not hold up what else is to be done.
+# A slow name service must not delay other work.
 _ASK_AT_MOST_S = 2.0
 
 Owner = tuple[str, int, str]
 """(scope, uid, name at submit); the name is "" for a uid that does not resolve."""
 
 Change = tuple[int, str, bool]
-"""(uid, name at submit, whether to shut): whose access must change now."""
+"""Change of access: (uid, name at submit, True to revoke)."""
 
 
 def user_name(uid: int) -> str:
-    """The name that a uid resolves to now, "" for none."""
+    """Return the present name of a uid; "" for none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, OverflowError):
@@ -179,12 +184,12 @@ def user_name(uid: int) -> str:
 
 
 class Owners:
-    """The owners of a sink's directories.
+    """Owners of a sink's directories, and whose access is revoked.
 
     Args:
-        records: The sink's database.
-        resolve: What a uid's name is now.
-        is_plain: Whether the tree's layout is another program's, see :func:`encode_user`.
+        records: Database of the sink.
+        resolve: Returns the present name of a uid.
+        is_plain: Whether the layout is that of another program, see :func:`encode_user`.
     """
 
     def __init__(
@@ -209,16 +214,16 @@ class Owners:
         self._read_names()
 
     def reload(self) -> None:
-        """Learn anew whose access was taken back: the sink decides, its mover follows."""
+        """Read again whose access is revoked: the sink decides, and its mover follows."""
         found = self._records.query("SELECT uid, user FROM owner WHERE shut = 1")
         self._shut = {(int(uid), str(user)) for uid, user in found}
 
     def directory(self, owner: Owner, foreign: Callable[[str], bool]) -> str:
-        """The name of an owner's directory; a new one is saved by :meth:`save`.
+        """Return the name of an owner's directory; :meth:`save` stores a new one.
 
         Args:
-            owner: Whose.
-            foreign: Tells whether a directory of that name is there and is another uid's
+            owner: The owner.
+            foreign: Returns whether a directory of that name exists and belongs to another uid
                 (this database may be younger than the tree).
         """
         found = self._directories.get(owner)
@@ -233,6 +238,7 @@ class Owners:
         return str(found[0][0]) if found else ""
 
     def _choose(self, owner: Owner, foreign: Callable[[str], bool]) -> str:
+        """Choose a free directory name for a new owner."""
         scope, uid, user = owner
         first = encode_user(user, is_plain=self._is_plain) if user else str(uid)
         for name in _candidates(uid, first):
@@ -253,7 +259,7 @@ class Owners:
         raise AssertionError("candidates never end")
 
     def reader(self, uid: int | None, user: str) -> int | None:
-        """The uid to let in; None if unknown, unresolved, or somebody else's by now."""
+        """Return the uid to admit; None if it is unknown, unresolved or revoked."""
         if uid is None or not user or (uid, user) in self._shut:
             return None
         return uid
@@ -266,13 +272,14 @@ class Owners:
         self._names = names
 
     def _open(self, uid: int, names: Iterable[str]) -> list[str]:
+        """Return the names of a uid whose access is not revoked."""
         return [name for name in names if (uid, name) not in self._shut]
 
     def check(self) -> list[Change] | None:
-        """Ask for the name of every known owner's uid.
+        """Resolve the uid of every known owner, within a time limit per call.
 
         Returns:
-            Whose access must change; None where not all were asked yet: call again.
+            The changes of access; None if not all uids are resolved yet: call again.
         """
         if not self._left:
             self._read_names()
@@ -284,6 +291,7 @@ class Owners:
         return None if self._left else self._compared()
 
     def _compared(self) -> list[Change]:
+        """Return the changes of access after all uids were resolved."""
         changes: list[Change] = []
         for uid, now in self._now.items():
             changes += self._differing(uid, now, self._names.get(uid, ()))
@@ -306,7 +314,7 @@ class Owners:
         return changes
 
     def _differing(self, uid: int, now: str, names: Iterable[str]) -> list[Change]:
-        """Whose access must change as a uid has the name ``now``; nothing for no name."""
+        """Return the changes of access if a uid's name is ``now``; none if it has no name."""
         return [
             (uid, name, name != now)
             for name in names
@@ -314,10 +322,10 @@ class Owners:
         ]
 
     def conflicting(self, identities: Iterable[tuple[int, str]]) -> list[Change]:
-        """Whose access must change as uids are met under another name than is known.
+        """Return the changes of access if jobs show a uid under a new name.
 
         Args:
-            identities: uid and name, as jobs have them.
+            identities: Uid and name, from jobs.
         """
         met: dict[int, list[str]] = {}
         for uid, user in identities:
@@ -331,7 +339,7 @@ class Owners:
         return changes
 
     def mark(self, uid: int, user: str, *, shut: bool) -> None:
-        """Remember that an owner's access is taken back or given again, and ask for it."""
+        """Record that an owner's access is revoked or granted, and queue the change."""
         with self._records.writing() as connection:
             connection.execute(
                 "UPDATE owner SET shut = ? WHERE uid = ? AND user = ?", (int(shut), uid, user)
@@ -347,7 +355,7 @@ class Owners:
             log.info("uid %d is %r again: its archived files are open to it", uid, user)
 
     def save(self, connection: Connection) -> None:
-        """Write new owners, inside a transaction."""
+        """Insert new owners, inside a transaction."""
         insert_new(
             connection,
             "INSERT OR IGNORE INTO owner (scope, uid, user, directory, shut) "
@@ -359,7 +367,7 @@ class Owners:
         )
 
     def saved(self) -> None:
-        """The transaction was committed."""
+        """Accept new owners after the commit."""
         for _, uid, user in self._new:
             known = self._names.get(uid, ())
             if user and user not in known:
@@ -367,13 +375,14 @@ class Owners:
         self._new.clear()
 
     def forget_new(self) -> None:
-        """The batch failed: what was never saved is chosen again."""
+        """Drop unsaved owners of a failed batch; their directories are chosen again."""
         for owner in self._new:
             self._directories.pop(owner, None)
         self._new.clear()
 
 
 def _candidates(uid: int, first: str) -> Iterator[str]:
+    """Yield directory names for a user: name, name.uid, name.uid~2 and so on."""
     yield first
     yield f"{first}.{uid}"
     number = 2

@@ -1,10 +1,11 @@
-"""POSIX access control lists, written with os.setxattr: who but Steward may read a file.
+"""File permissions by POSIX ACLs: who except Steward may read archive files and directories.
 
-The format of the attributes ``system.posix_acl_access`` and ``_default`` is that
-of Linux's uapi/linux/posix_acl_xattr.h: a 32-bit version (2), then entries of
-tag, permissions and id, little-endian, in the order of tags and ids. Writing it
-ourselves spares a process (setfacl) per file. Where a file system has no POSIX
-ACLs, files are Steward's alone: never wider.
+:func:`let_read` and :func:`let_enter` write ACLs with os.setxattr, :func:`readers_of` reads them,
+and :func:`group_ids` resolves the groups that may read everything. The format of the attributes
+``system.posix_acl_access`` and ``_default`` is that of Linux's uapi/linux/posix_acl_xattr.h: a
+32-bit version (2), then entries of tag, permissions and id, little-endian, ordered by tag and id.
+Writing it directly saves a process (setfacl) per file. On a file system without POSIX ACLs only
+Steward may read: never wider.
 """
 
 import errno
@@ -30,34 +31,34 @@ _NO_ID = 0xFFFFFFFF
 _HEADER = struct.Struct("<I")
 _ENTRY = struct.Struct("<HHI")
 
-# What a file system without POSIX ACLs, or one that squashes root, answers.
+# Errors of a file system without POSIX ACLs, or of one that squashes root.
 _NOT_HERE = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.EINVAL})
 
 
 class Readers(msgspec.Struct, frozen=True):
-    """Who may read beside Steward.
+    """Owner and groups who may read beside Steward.
 
     Attributes:
-        uid: The owner; None for nobody.
-        gids: Groups.
+        uid: Uid of the owner; None for no one.
+        gids: Group ids.
     """
 
     uid: int | None = None
     gids: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
-        """Whether there is anybody."""
+        """Return whether there is any reader."""
         return self.uid is not None or bool(self.gids)
 
 
 @lru_cache(maxsize=4096)
 def encode(readers: Readers, own: int, theirs: int) -> bytes:
-    """The attribute's value.
+    """Encode an ACL as the value of an extended attribute.
 
     Args:
-        readers: Who is named.
+        readers: Owner and groups.
         own: Permissions of the file's owner, Steward (r 4, w 2, x 1).
-        theirs: Permissions of each of the readers.
+        theirs: Permissions of the readers.
     """
     entries = [(_USER_OBJ, own, _NO_ID)]
     if readers.uid is not None:
@@ -69,10 +70,10 @@ def encode(readers: Readers, own: int, theirs: int) -> bytes:
 
 
 def decode(value: bytes) -> Readers:
-    """The users' and groups' names in an attribute, of those that may read at all.
+    """Decode the users and groups with read permission from an attribute's value.
 
     Raises:
-        ArchiveError: The value is not of the known format.
+        ArchiveError: The format of the value is unknown.
     """
     if len(value) < 4 or _HEADER.unpack_from(value)[0] != 2 or (len(value) - 4) % 8:
         raise ArchiveError("an ACL is not of version 2: the kernel is newer than this Steward")
@@ -87,10 +88,10 @@ def decode(value: bytes) -> Readers:
 
 
 def supported(fd: int) -> bool:
-    """Whether the file system of the open directory ``fd`` has POSIX ACLs that we may set.
+    """Return whether the file system of directory ``fd`` supports POSIX ACLs that Steward may set.
 
     Raises:
-        OSError: The directory cannot be asked.
+        OSError: The ACL of the directory cannot be read.
     """
     try:
         os.getxattr(fd, ACCESS)
@@ -104,10 +105,10 @@ def supported(fd: int) -> bool:
 
 
 def readers_of(fd: int) -> Readers:
-    """Whom the open file or directory ``fd`` lets in by its ACL.
+    """Return the readers that the ACL of an open file or directory admits.
 
     Raises:
-        OSError: It cannot be asked.
+        OSError: The ACL cannot be read.
     """
     try:
         return decode(os.getxattr(fd, ACCESS))
@@ -118,10 +119,10 @@ def readers_of(fd: int) -> Readers:
 
 
 def let_read(fd: int, readers: Readers) -> bool:
-    """Let readers read the open regular file ``fd``; others have nothing.
+    """Let readers, and no one else, read the open regular file ``fd``.
 
     Returns:
-        Whether it could be done; where not, the file is Steward's alone.
+        True on success; False without ACL support: then only Steward may read the file.
 
     Raises:
         OSError: A disk or network error.
@@ -133,15 +134,15 @@ def let_read(fd: int, readers: Readers) -> bool:
 
 
 def let_enter(fd: int, readers: Readers, *, others_pass: bool) -> bool:
-    """Let readers list the open directory ``fd``, and what is made in it later be read.
+    """Let readers list the open directory ``fd``, and inherit read access to what it will hold.
 
     Args:
         fd: The directory.
-        readers: Who may list it; they are the default for what is made in it.
-        others_pass: Whether anybody may pass through it to what they may read below it.
+        readers: Who may list it; also the default for new entries.
+        others_pass: Whether everyone may pass through it to entries that they may read.
 
     Returns:
-        Whether it could be done; where not, the directory is Steward's alone.
+        True on success; False without ACL support: then only Steward may enter.
 
     Raises:
         OSError: A disk or network error.
@@ -189,12 +190,11 @@ def _drop(fd: int, attribute: str) -> None:
 
 
 def group_ids(names: tuple[str, ...], groups_file: str = "") -> tuple[int, ...]:
-    """The ids of the groups that may read every file.
+    """Resolve the names of the groups that may read every file.
 
-    The file is job_archive's (its option -c): one group a line; a group that does
-    not exist is passed over. Ours says so in the log, passes over blank lines
-    and those that begin with "#", and a file that cannot be read is an error:
-    job_archive ran on without any group.
+    The file is that of job_archive's option -c: one group per line. Unknown groups are skipped,
+    with a warning here. Blank lines and lines that begin with "#" are skipped, too. An unreadable
+    file is an error here; job_archive continued without any group.
 
     Raises:
         ArchiveError: The file of groups cannot be read.

@@ -1,8 +1,8 @@
-"""How a script and its environment get into the tree: by link, by copy, or by a move in it.
+"""File placement: put a script and its environment into the tree by link, copy or compression.
 
-The same step may come again after a crash, and two different scripts may want
-the same name (a re-used job id): the first is a harmless repeat, of the second
-both are kept, the later one with ``~2`` in its name.
+:class:`Placer` writes pairs of files at a :class:`Target`. Steps can be repeated after a crash. Two
+different scripts may have the same name (a reused job id): a repeat of the same bytes changes
+nothing, while different bytes get ``~2`` in their name, so that both are kept.
 """
 
 import itertools
@@ -30,12 +30,12 @@ from steward.core.files import sync_filesystem
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where bytes belong.
+    """Directory and file name for a script and its environment.
 
     Attributes:
-        directory: Below the root.
-        stem: The files' name without suffix.
-        entry: Who may enter directories that are made.
+        directory: Path below the root.
+        stem: File name without suffix.
+        entry: Who may enter new directories.
         readers: Who may read the files.
     """
 
@@ -46,13 +46,13 @@ class Target(msgspec.Struct, frozen=True):
 
 
 class Placer:
-    """Puts pairs of files into one tree.
+    """Writer of pairs of files in one tree.
 
     Args:
         tree: The tree, opened.
-        layout: How its files are called.
-        settles: Whether :meth:`settle` is called for what is compressed, which else is made
-            durable file by file.
+        layout: Layout, which defines the suffixes.
+        settles: Whether :meth:`settle` will be called for compressed files; otherwise each is made
+            durable at once.
     """
 
     def __init__(self, tree: Tree, layout: Layout, *, settles: bool = False) -> None:
@@ -64,6 +64,7 @@ class Placer:
     def _names(
         self, stem: str, variant: int, script: Source | None, environment: Source | None
     ) -> tuple[str, str]:
+        """Return the file names of a pair, with ``~N`` from the second variant on."""
         return (
             self._name(stem, variant, self._script_suffix, script),
             self._name(stem, variant, self._env_suffix, environment),
@@ -84,16 +85,16 @@ class Placer:
         environment: Source | None,
         claimed: Callable[[str], bool],
     ) -> tuple[str, str]:
-        """Put a script and its environment in their place; what is there already stays.
+        """Place a script and its environment; identical files that exist are kept.
 
         Args:
-            target: The place.
-            script: The script's bytes, if there is a script.
-            environment: The environment's bytes, if there is one.
-            claimed: Tells whether a name in the target's directory is another script's.
+            target: Where to place them.
+            script: Bytes of the script, if there is one.
+            environment: Bytes of the environment, if there is one.
+            claimed: Returns whether a name in the directory belongs to another script.
 
         Returns:
-            The two files' names, "" for what there is none of.
+            The names of both files; "" for a missing one.
 
         Raises:
             Gone: The bytes are missing or were changed.
@@ -124,15 +125,15 @@ class Placer:
         environment: Source | None,
         claimed: Callable[[str], bool],
     ) -> tuple[Source | None, Source | None]:
-        """The sources, packed as they were when a crash came, if they were put then.
+        """Return the sources in the form, plain or compressed, that a crash left in place.
 
-        What is packed is a setting, which may have been changed since. Half written
-        files of a try that was cut short are removed.
+        Compression is a setting, which may have changed since. Incomplete files of an interrupted
+        attempt are removed.
 
         Args:
-            target: The place.
-            script: The script's bytes, as they are to be put now.
-            environment: The environment's, likewise.
+            target: Where they are placed.
+            script: Bytes of the script, in the form to be placed now.
+            environment: Bytes of the environment, likewise.
             claimed: As for :meth:`put`.
 
         Raises:
@@ -165,13 +166,13 @@ class Placer:
         environment: Source | None,
         claimed: Callable[[str], bool],
     ) -> list[str]:
-        """Names of files of these bytes that a try before a crash has put somewhere.
+        """Return names of files with these bytes that an attempt before a crash placed.
 
         Args:
-            directory: Below the root.
-            stem: The files' name without suffix.
-            script: The script's bytes, if there is a script.
-            environment: The environment's, likewise.
+            directory: Path below the root.
+            stem: File name without suffix.
+            script: Bytes of the script, if there is one.
+            environment: Bytes of the environment, if there is one.
             claimed: As for :meth:`put`.
 
         Raises:
@@ -203,7 +204,7 @@ class Placer:
                 yield name
 
     def put_as(self, fd: int, name: str, source: Source) -> None:
-        """Put bytes under a name that can only be theirs; what a crash left there is replaced.
+        """Place bytes under a reserved name; replace what a crash left there.
 
         Raises:
             Gone: The bytes are missing or were changed.
@@ -214,10 +215,10 @@ class Placer:
             self._put(fd, name, source, _nobody)
 
     def settle(self) -> None:
-        """Make what was compressed durable, all at once, and take away the marks that it is not.
+        """Make compressed files durable with one sync, then remove the marks of unfinished ones.
 
         Raises:
-            OSError: The file system reports that something was not written.
+            OSError: The file system reports a failed write.
         """
         if not self._unsettled:
             return
@@ -227,14 +228,15 @@ class Placer:
         self._unsettled.clear()
 
     def drop(self) -> None:
-        """Forget what was not settled: it is known by its marks when it comes again."""
+        """Forget unsettled files: their marks identify them when the batch is repeated."""
         self._unsettled.clear()
 
     def _is_late(self, source: Source) -> bool:
+        """Return whether a file is compressed and made durable only by :meth:`settle`."""
         return self._settles and source.packed and not is_packed(source.name)
 
     def admit(self, fd: int, names: tuple[str, str], readers: Readers) -> None:
-        """Let ``readers``, and nobody else, read the files of a directory."""
+        """Let ``readers``, and no one else, read these files of a directory."""
         for name in names:
             if name:
                 self._tree.read_access(fd, name, readers)
@@ -247,6 +249,7 @@ class Placer:
         environment: Source | None,
         claimed: Callable[[str], bool],
     ) -> bool:
+        """Place both files of a pair; return False if a name belongs to another script."""
         new = script is not None and self._put(fd, names[0], script, claimed)
         if script is not None and new is None:
             return False
@@ -256,7 +259,7 @@ class Placer:
                 self._put(fd, names[1], environment, claimed) is not None
             )
         finally:
-            # Half a pair is never left behind.
+            # Never leave half of a pair.
             if new and not done:
                 os.unlink(names[0], dir_fd=fd)
                 if script is not None and self._settles:
@@ -267,7 +270,7 @@ class Placer:
     def _put(
         self, fd: int, name: str, source: Source, claimed: Callable[[str], bool]
     ) -> bool | None:
-        """Whether the file is new (True) or was there (False); None if the name is another's."""
+        """Place a file; True if new, False if it exists, None if the name is another script's."""
         try:
             if source.link and is_packed(source.name) == source.packed:
                 os.link(source.name, name, src_dir_fd=source.fd, dst_dir_fd=fd)
@@ -285,7 +288,7 @@ class Placer:
                 if exists(fd, name):
                     if claimed(name):
                         return None
-                    # It was removed after it had been put there.
+                    # It was removed after it had been placed.
                     if digest(fd, name) == source.sha:
                         return False
                 raise Gone(f"the bytes of {source.name} are gone", source) from error
@@ -298,7 +301,7 @@ class Placer:
 
 
 def _instead(source: Source) -> Source:
-    """What is put where there can be no link."""
+    """Return the source to use where no link is possible."""
     if source.otherwise is None:
         return msgspec.structs.replace(source, link=False)
     return msgspec.structs.replace(source.otherwise, packed=source.packed)
@@ -312,7 +315,7 @@ def _nobody(_: str) -> bool:
 
 
 def exists(fd: int, name: str) -> bool:
-    """Whether an open directory has anything of that name."""
+    """Return whether an open directory has an entry of that name."""
     try:
         os.stat(name, dir_fd=fd, follow_symlinks=False)
     except FileNotFoundError:
@@ -321,7 +324,7 @@ def exists(fd: int, name: str) -> bool:
 
 
 def is_file(fd: int, name: str) -> bool:
-    """Whether an open directory has a regular file of that name."""
+    """Return whether an open directory has a regular file of that name."""
     try:
         return stat.S_ISREG(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
     except FileNotFoundError:
@@ -329,6 +332,7 @@ def is_file(fd: int, name: str) -> bool:
 
 
 def _is_ours(fd: int, name: str, source: Source, claimed: Callable[[str], bool]) -> bool:
+    """Return whether an existing file has the source's bytes and belongs to no other script."""
     there = os.stat(name, dir_fd=fd, follow_symlinks=False)
     if not stat.S_ISREG(there.st_mode):
         return False
@@ -337,13 +341,13 @@ def _is_ours(fd: int, name: str, source: Source, claimed: Callable[[str], bool])
     except FileNotFoundError:
         bytes_ = None
     if bytes_ and (there.st_dev, there.st_ino) == (bytes_.st_dev, bytes_.st_ino):
-        # A shared file has as many names as there are scripts like it.
+        # A shared file has one name for each identical script.
         return source.otherwise is None or not claimed(name)
     return not claimed(name) and digest(fd, name) == source.sha
 
 
 def digest(fd: int, name: str) -> bytes:
-    """SHA-256 of the plain bytes of the file ``name`` in the open directory ``fd``.
+    """Return the SHA-256 of the plain bytes of the file ``name`` in the directory ``fd``.
 
     Raises:
         OSError: It cannot be read.
@@ -352,5 +356,5 @@ def digest(fd: int, name: str) -> bytes:
         try:
             return plain_digest(file, name)[0]
         except Damaged:
-            # That of no file at all.
+            # A damaged file matches no checksum.
             return b""

@@ -1,7 +1,8 @@
-"""Where an archive's files are, for those who only read: views, search, verify.
+"""Archive reader: locate and read the scripts of a files sink, beside the running sink.
 
-Everything comes from the sink's database, opened read-only; a file that moved
-on between the look-up and the opening is looked up again.
+:class:`FilesReader` looks a script up in the sink's database, opened read-only, and reads its file;
+if the file was moved between both steps, it looks it up again. Used by archive actions, the catalog
+and remote sinks. :class:`Placed` is the location of a script.
 """
 
 import os
@@ -34,19 +35,19 @@ class PlacedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one script is.
+    """Location and owner of one script.
 
     Attributes:
         script_key: Key of the job.script event.
         cluster: The cluster's name.
         job_id: The id in the spool entry's name.
-        spool_mtime: Time of the script in the spool, UTC.
+        spool_mtime: The script's time in the spool, UTC.
         spool_mtime_ns: The same, in ns since the epoch.
         state: ``waiting`` (for its job's identity), ``unverified``, ``placed`` or ``moved``.
-        script: The script's file; None if there was none.
-        environment: The environment's file; None if there is none.
-        uid: Whose it is; None while unknown.
-        user: The owner's name at submit; "" while unknown or unresolved.
+        script: File of the script; None if there is none.
+        environment: File of the environment; None if there is none.
+        uid: Owner's uid; None while unknown.
+        user: Owner's name at submit; "" while unknown or unresolved.
     """
 
     script_key: str
@@ -62,7 +63,7 @@ class Placed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FilesReader:
-    """Reads what the files sink ``name`` keeps; usable beside the running sink.
+    """Read access to the files sink ``name``, safe beside the running sink.
 
     Args:
         settings: The whole configuration.
@@ -78,17 +79,17 @@ class FilesReader:
 
     @property
     def _records(self) -> Records:
-        # Opened late: a view may be asked before the daemon ran for the first time.
+        # Opened on first use: an action may run before the daemon's first start.
         if self._records_ is None:
             self._records_ = Records(self._settings, self._name, reading=True)
         return self._records_
 
     def locate(self, script_key: str, cluster: str = "") -> Placed | None:
-        """Where a script is; None if this archive does not have it.
+        """Return where a script is; None if this archive does not have it.
 
         Args:
             script_key: Key of the job.script event.
-            cluster: Its cluster; "" where one cluster alone can be meant.
+            cluster: Its cluster; "" if only one cluster is possible.
 
         Raises:
             SqliteUnavailable: The database cannot be read now.
@@ -103,12 +104,12 @@ class FilesReader:
         return rows[0] if rows and rows[0].since_ns != LOST_NS else None
 
     def read(self, script_key: str, which: Which, cluster: str = "") -> bytes:
-        """The bytes of a script or of its environment.
+        """Return the bytes of a script or of its environment.
 
         Raises:
             NotArchived: This archive does not have them.
             ArchiveUnavailable: They cannot be read now.
-            Damaged: They are compressed, and not what was kept.
+            Damaged: The compressed file is damaged.
         """
         for last in (False, True):
             try:
@@ -136,13 +137,13 @@ class FilesReader:
         try:
             return read_file(path, length)
         except FileNotFoundError:
-            # The mover has removed it here and not written down yet that it is there.
+            # The mover removed it here and has not yet recorded that it is in the second tree.
             if not self._move_to or not path.startswith(self._root + "/"):
                 raise
             return read_file(self._move_to + path.removeprefix(self._root), length)
 
     def entries(self) -> Iterator[Placed]:
-        """All scripts of this archive, by key.
+        """Yield all scripts of this archive, by key.
 
         Raises:
             SqliteUnavailable: The database cannot be read now.
@@ -181,21 +182,21 @@ class FilesReader:
         return os.path.join(base, names[0]), os.path.join(base, names[1])
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         if self._records_ is not None:
             self._records_.close()
             self._records_ = None
 
 
 def read_file(path: str, longest: int = LONGEST) -> bytes:
-    """The plain bytes of a regular file; a symbolic link in its place is not followed.
+    """Return the plain bytes of a regular file; symbolic links are not followed.
 
     Args:
         path: The file.
-        longest: How many plain bytes of a compressed file are believed.
+        longest: Size limit for the plain bytes of a compressed file.
 
     Raises:
-        Damaged: It is compressed, and damaged or longer.
+        Damaged: The file is compressed, and damaged or too large.
         OSError: It cannot be read.
     """
     with os.fdopen(os.open(path, _READ), "rb") as file:

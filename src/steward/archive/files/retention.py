@@ -1,7 +1,10 @@
-"""Removal by age and by size: asked for by archive.purge events, so that all forget alike.
+"""Retention and quotas of a files sink: orders the purge of old scripts, or of excess ones.
 
-What was ordered and is not gone yet is remembered in the sink's database: it is not
-ordered twice, and counts as gone where sizes are looked at (see fitting.py).
+:class:`Retention` appends archive.purge events, so that every consumer forgets the same scripts.
+Ordered purges that are not done yet are stored in the sink's database: they are not ordered twice,
+and count as gone when sizes are compared. :func:`fitting` selects scripts for eviction: largest
+users first, oldest scripts first. A holder is a user with an account on a cluster, for whom bytes
+are counted.
 """
 
 import hashlib
@@ -24,11 +27,11 @@ _CHUNK = 400
 LAST_NS = 2**63 - 1
 
 Position = tuple[int, str, str]
-"""Time in the spool in ns, key and cluster: where a script stands among those of its holder."""
+"""Spool time in ns, key and cluster: sort position of a script within its holder."""
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """A script that may have to go; ``ordered_s`` is when it was ordered to, None for never."""
+    """Script that may have to go; ``ordered_s`` is the time of its purge order, None for none."""
 
     mtime_ns: int
     cluster: str
@@ -45,16 +48,16 @@ class Kept(msgspec.Struct, frozen=True):
 
     @property
     def position(self) -> Position:
-        """Where it stands among those of its holder."""
+        """Return the sort position within its holder."""
         return self.mtime_ns, self.key, self.cluster
 
     @property
     def length(self) -> int:
-        """Bytes of script and environment."""
+        """Return the size of script and environment in bytes."""
         return self.script_length + self.env_length
 
     def contents(self) -> list[tuple[int, int]]:
-        """Number and length of each of its files that may be one with others."""
+        """Return content number and length of each file that may be shared with other scripts."""
         files = (
             (self.script_sha, self.script_length, False),
             (self.env_sha, self.env_length, True),
@@ -81,12 +84,13 @@ _GOING = (
 
 
 def oldest(records: Records, holders: Sequence[int], before_ns: int = LAST_NS) -> Iterator[Kept]:
-    """What is kept of some holders and older than ``before_ns``, the oldest first."""
+    """Yield the scripts of some holders that are older than ``before_ns``, oldest first."""
     of_each = [_oldest_of(records, holder, before_ns) for holder in holders]
     return heapq.merge(*of_each, key=lambda kept: kept.position)
 
 
 def _oldest_of(records: Records, holder: int, before_ns: int) -> Iterator[Kept]:
+    """Yield the scripts of one holder, oldest first, page by page."""
     last: Position = (-1, "", "")
     while True:
         page = records.query(_OF_HOLDER, holder, before_ns, *last, records.page_rows)
@@ -99,7 +103,7 @@ def _oldest_of(records: Records, holder: int, before_ns: int) -> Iterator[Kept]:
 
 
 class _Step(msgspec.Struct, frozen=True):
-    """Where something becomes free if what is as old goes: how many bytes, of which contents."""
+    """Eviction step: the bytes and contents freed if all scripts up to a position are removed."""
 
     position: Position
     bytes: int
@@ -107,14 +111,14 @@ class _Step(msgspec.Struct, frozen=True):
 
 
 class _Giver:
-    """One user of those that a limit is for, and what goes of theirs.
+    """Eviction candidate: one user under a limit, with the scripts to remove.
 
     Args:
         records: The sink's database.
-        holders: The user's numbers.
-        size: What is kept of them, in bytes.
+        holders: Numbers of the user's holders.
+        size: Size of the user's scripts, in bytes.
         most: The limit, in bytes.
-        since_s: What was ordered after that, in s since the epoch, is about to go.
+        since_s: Purges ordered after this time, in s since the epoch, are pending.
     """
 
     def __init__(
@@ -134,7 +138,7 @@ class _Giver:
         self._forget_what_goes()
 
     def _forget_what_goes(self) -> None:
-        """Take off what was ordered already, and what is too large to be kept at all."""
+        """Subtract scripts with a pending purge, and scripts larger than the limit."""
         gone: Counter[int] = Counter()
         lengths: dict[int, int] = {}
         for holder in self._holders:
@@ -155,7 +159,7 @@ class _Giver:
                 self.size -= lengths[number]
 
     def _look_up(self, numbers: Iterable[int]) -> None:
-        """How often contents are used."""
+        """Load how many scripts use each content."""
         unknown = [number for number in dict.fromkeys(numbers) if number not in self._left]
         for first in range(0, len(unknown), _CHUNK):
             some = unknown[first : first + _CHUNK]
@@ -165,11 +169,13 @@ class _Giver:
             self._left.update(self._records.query(sql, *some))
 
     def _goes_anyway(self, kept: Kept) -> bool:
+        """Return whether a script is too large, or has a pending purge."""
         return kept.length > self._most or (
             kept.ordered_s is not None and kept.ordered_s > self._since_s
         )
 
     def _walk(self) -> Iterator["_Step"]:
+        """Yield the steps at which removal in order of age frees bytes."""
         rows = (
             kept for kept in oldest(self._records, self._holders) if not self._goes_anyway(kept)
         )
@@ -180,7 +186,7 @@ class _Giver:
                 numbers: list[int] = []
                 for number, length in kept.contents() if kept.shared else ():
                     self._left[number] -= 1
-                    # A file of no bytes frees none.
+                    # An empty file frees no bytes.
                     if not self._left[number] and length:
                         freed += length
                         numbers.append(number)
@@ -188,12 +194,12 @@ class _Giver:
                     yield _Step(kept.position, freed, numbers)
 
     def offer(self) -> Position | None:
-        """Up to where is to go what comes next; None where nothing is left."""
+        """Return the position up to which the next step removes scripts; None if none is left."""
         self._next = next(self._steps, None)
         return self._next.position if self._next else None
 
     def give(self) -> int:
-        """Let go what was offered last; how many bytes it frees."""
+        """Accept the last offer; return the number of bytes it frees."""
         assert self._next is not None, "it was offered"
         self._last = self._next.position
         self._freed.update(self._next.contents)
@@ -201,7 +207,7 @@ class _Giver:
         return self._next.bytes
 
     def chosen(self) -> Iterator[Kept]:
-        """All that goes and was not ordered yet, the oldest first."""
+        """Yield the scripts to remove without a pending purge, oldest first."""
         for kept in oldest(self._records, self._holders):
             if kept.position > max(self._last, self._too_large):
                 return
@@ -211,6 +217,7 @@ class _Giver:
                 yield kept
 
     def _is_given(self, kept: Kept) -> bool:
+        """Return whether removing a script frees bytes that are part of an accepted offer."""
         if kept.position > self._last:
             return False
         if not kept.shared:
@@ -221,13 +228,13 @@ class _Giver:
 def fitting(
     records: Records, users: Sequence[tuple[Sequence[int], int]], most: int, since_s: int
 ) -> Iterator[Kept]:
-    """What has to go so that what is kept of some users together fits a limit.
+    """Yield the scripts to evict so that the total of some users fits a limit.
 
     Args:
         records: The sink's database.
-        users: The numbers of each one's holders, and what is kept of them in bytes.
+        users: Numbers of each user's holders, and the size of their scripts in bytes.
         most: The limit, in bytes.
-        since_s: What was ordered after that, in s since the epoch, is about to go.
+        since_s: Purges ordered after this time, in s since the epoch, are pending.
     """
     if sum(size for _, size in users) <= most:
         return
@@ -258,6 +265,8 @@ _DAY_NS = 86400 * 10**9
 
 
 class _Holder(msgspec.Struct, frozen=True):
+    """User with an account on a cluster, and the bytes of their scripts."""
+
     number: int
     uid: int
     user: str
@@ -266,7 +275,7 @@ class _Holder(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The user's name; where a uid has none, its number."""
+        """Return the user name, or the uid if it has none."""
         return self.user or str(self.uid)
 
 
@@ -278,17 +287,17 @@ _OLDEST = (
 )
 
 _Order = tuple[Kept, str]
-"""What is to go, and why."""
+"""Script to purge, and the reason."""
 
 
 class Retention:
-    """Asks that a sink forget what is older or larger than its site wants to keep.
+    """Retention worker of a sink: orders the purge of scripts that are too old or too large.
 
     Args:
         records: The sink's database.
         sink: The sink's name.
-        settings: Of the sink: ``retention_days`` and ``limit``.
-        at_once: Most scripts in one batch of purge orders.
+        settings: Settings of the sink: ``retention_days`` and ``limit``.
+        at_once: Maximum number of scripts per batch of purge orders.
     """
 
     def __init__(
@@ -304,12 +313,12 @@ class Retention:
             connection.execute(HOLDER_INDEX if self._limits else NO_HOLDER_INDEX)
 
     def ask(self, append: Append) -> None:
-        """Append archive.purge events for what has to go and was not asked for already."""
+        """Append archive.purge events for scripts that have to go and have no pending purge."""
         now = time.monotonic()
         if (not self._days and not self._limits) or now < self._next_at:
             return
         now_s = int(time.time())
-        # What was set aside, and mended since, is asked for again some time.
+        # A dead letter that was fixed since is ordered again after some time.
         since_s = now_s - _AGAIN_S
         on_the_way = self._records.query("SELECT count(*) FROM ordered WHERE at_s > ?", since_s)
         orders: dict[tuple[str, str], _Order] = {}
@@ -330,7 +339,7 @@ class Retention:
         self._say(orders.values())
 
     def _say(self, orders: Iterable[_Order]) -> None:
-        """One line a reason: nothing goes without a word."""
+        """Log one line per reason: no script is removed silently."""
         sizes: dict[str, list[int]] = {}
         for kept, why in orders:
             sizes.setdefault(why, []).append(kept.script_length + kept.env_length)
@@ -341,7 +350,7 @@ class Retention:
             )
 
     def _due(self, since_s: int) -> Iterator[_Order]:
-        """What has to go and was not ordered since then, limit by limit, the oldest first."""
+        """Yield scripts to purge without a pending purge, limit by limit, oldest first."""
         now_ns = time.time_ns()
         if self._days:
             yield from self._old(now_ns - self._days * _DAY_NS, since_s, self._days)
@@ -363,13 +372,14 @@ class Retention:
                 yield from self._large(name, limit, meant, since_s)
 
     def _old(self, before_ns: int, since_s: int, days: int) -> Iterator[_Order]:
-        """Of everybody's, also of what has no owner yet."""
+        """Yield old scripts of all owners, also of unknown ones."""
         for row in self._records.query(_OLDEST, before_ns, since_s, self._at_once):
             yield Kept(*row), f"older than {days} days"
 
     def _large(
         self, name: str, limit: LimitSettings, meant: Sequence[_Holder], since_s: int
     ) -> Iterator[_Order]:
+        """Yield the scripts to evict for one size limit."""
         groups = _by(meant, lambda holder: holder.account if limit.accounts else holder.name)
         for whose, group in groups.items():
             why = f"more than {limit.max_bytes} bytes of {whose} (limit {name})"
@@ -381,7 +391,8 @@ class Retention:
                 yield kept, why
 
     def _events(self, orders: Sequence[_Order], turn: int) -> list[Event]:
-        # One event a directory: one that cannot be purged now must not keep the others.
+        # One event per directory: one that cannot be purged now must not delay the others.
+        """Make the archive.purge events, one per directory and reason."""
         keys: dict[tuple[str, int, str], list[str]] = {}
         for kept, why in orders:
             keys.setdefault((kept.cluster, kept.directory, why), []).append(kept.key)

@@ -1,8 +1,11 @@
-"""The sink that keeps scripts as files: a consumer that links bytes to where they belong.
+"""Files sink: consumer that archives scripts and environments as files in a directory tree.
 
-A script waits until its job's identity is known, or is filed under
-``unverified/``. Per batch: links and ACLs first, then the manifests' lines, one
-sync, and only then the database with the cursor.
+:class:`FilesSink` applies job.script, job.identity, archive.purge and archive.resend events. A
+script waits until its job's identity is known, or goes to ``unverified/``. Order within a batch:
+links and ACLs, the manifests' lines, one sync, and only then the database with the cursor.
+:class:`Refilling` applies archive.resend. The parts: :mod:`.tree` (directories), :mod:`.filing`
+(effects of events), :mod:`.batch` (changes not yet stored), :mod:`.index` (database),
+:mod:`.retention`.
 """
 
 import contextlib
@@ -56,13 +59,13 @@ _WRITE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Refilling:
-    """Takes in what an archive.resend event sends.
+    """Handler of archive.resend events: archives missing scripts again.
 
     Args:
         tree: The tree.
-        filing: Files into it.
-        pending: The batch.
-        contents: Where bytes are.
+        filing: Files scripts into the tree.
+        pending: State of the batch.
+        contents: Reads script bytes.
         environments: Whether environments are archived.
     """
 
@@ -82,11 +85,10 @@ class Refilling:
         self._environments = environments
 
     def resend(self, event: Event) -> list[str]:
-        """File what is lacking; what is there already is left alone.
+        """Archive the scripts of an event that are missing; leave existing ones alone.
 
         Returns:
-            What cannot be filed, as its bytes are nowhere any more: the others of the event
-            do not wait for it.
+            One line for each script whose bytes are gone; the others of the event are filed.
 
         Raises:
             Unavailable: Bytes cannot be read now.
@@ -104,6 +106,7 @@ class Refilling:
         return lost
 
     def _one(self, cluster: str, resent: Resent) -> None:
+        """Archive one script again if it is missing, and file it under its owner."""
         ref = (cluster, resent.script_key)
         row = self._pending.rows.get(ref)
         if row is None or row.since_ns == LOST_NS:
@@ -113,6 +116,7 @@ class Refilling:
         self._filing.settle(ref, resent.identity)
 
     def _bring(self, cluster: str, key: str, body: JobScript) -> None:
+        """Read a script's files, check their checksums, and put them into ``.waiting/``."""
         files: list[tuple[str, bytes]] = []
         for which in _BOTH if self._environments else _BOTH[:1]:
             kept = body.script if which == "script" else body.environment
@@ -124,11 +128,12 @@ class Refilling:
                     f"its {which} was changed where it is kept: see 'steward archive verify'", key
                 )
             files.append((one_name(kept.path), data))
-        # Only now: half a script is never left behind.
+        # Write after both were read: half a script is never left behind.
         for name, data in files:
             self._put_aside(name, data)
 
     def _put_aside(self, name: str, data: bytes) -> None:
+        """Write a file to ``.waiting/``, durably and atomically."""
         fd = self._tree.directory(WAITING_DIRECTORY, HIDDEN)
         temporary = f".copy.{name}"
         out = os.open(temporary, _WRITE, 0o600, dir_fd=fd)
@@ -150,18 +155,18 @@ _MOST_NAMED = 10
 
 
 class FilesSink:
-    """The consumer ``archive.<name>``.
+    """Consumer ``archive.<name>`` for a directory tree.
 
     Args:
         settings: The whole configuration.
-        name: The sink's name in it.
-        stores: Where incoming bytes are.
+        name: Name of the sink in the configuration.
+        stores: Stores of incoming bytes.
         resolve: Returns the present name of a uid.
         clock: Monotonic clock, in seconds.
         page_rows: Most rows of one query of the sink's database.
 
     Raises:
-        LayoutError: The layout cannot be used.
+        LayoutError: The layout is invalid.
         SqliteUnavailable: The state directory cannot be used now.
     """
 
@@ -225,13 +230,13 @@ class FilesSink:
         self._groups_at = 0.0
 
     def cursor(self) -> int:
-        """Position of the last event that was put to use; 0 at first."""
+        """Return the position of the last applied event; 0 at first."""
         return self._records.cursor()
 
     def prepare(self) -> None:
-        """Make the tree's root and its marker, or make sure that they are there.
+        """Create the tree's root and its marker, or check that they exist.
 
-        Capture writes to the tree's store only where the marker is: call this first.
+        Capture writes to the tree's store only if the marker exists: call this first.
 
         Raises:
             ArchiveUnavailable: The tree cannot be used now.
@@ -240,11 +245,11 @@ class FilesSink:
             pass
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:
-        """File scripts, say whose they are, forget what is purged; then move the cursor.
+        """File scripts, set their owners, purge scripts; then move the cursor.
 
         Raises:
             ArchiveUnavailable: The tree cannot be used now.
-            Rejected: The bytes of one event are gone, or something stands in its way.
+            Rejected: The bytes of one event are gone, or something blocks its path.
         """
         del append
         conflicting = self._owners.conflicting(_owners_in(events))
@@ -267,7 +272,7 @@ class FilesSink:
             self._pending.finish(self._sources)
             with self._records.writing() as connection:
                 self._pending.write(connection)
-                # A replayed event may come with a position that was passed long ago.
+                # A replayed event may have an older position.
                 connection.execute("UPDATE cursor SET position = max(position, ?)", (upto,))
             self._applied += len(events)
             self._lost += lost
@@ -275,6 +280,7 @@ class FilesSink:
             self._empty_stores()
 
     def _one(self, event: Event, lost: list[Rejected]) -> None:
+        """Apply one event; collect scripts lost in a resend."""
         if event.kind == JOB_SCRIPT:
             self._filing.script(event)
         elif event.kind == JOB_IDENTITY:
@@ -291,10 +297,10 @@ class FilesSink:
             purge(event, self._pending, self._tree, self._records, self._manifests)
 
     def _empty_stores(self) -> None:
-        """Remove what was purged everywhere from the stores, which else is done by trimming.
+        """Remove scripts that were purged everywhere from the stores, which are otherwise trimmed.
 
-        Only after the commit: a batch that comes again may have to read it. Other
-        sinks' stores are theirs, and may be on a file server that is away.
+        Only after the commit: a repeated batch may have to read them. Stores of other sinks are
+        theirs, and may be on an unavailable file server.
         """
         names, self._purged = self._purged, []
         for store in self._stores if names else ():
@@ -308,11 +314,11 @@ class FilesSink:
                 log.warning("what was purged is in %s until it is trimmed: %s", store.name, error)
 
     def tick(self, append: Append) -> float:
-        """File what waited too long, check whose directories are whose, ask for retention.
+        """File scripts that waited too long, check owners, order purges; return seconds to wait.
 
         Raises:
             ArchiveUnavailable: The tree cannot be used now.
-            Rejected: Of what was to be sent again some is nowhere; the rest was filed.
+            Rejected: Some scripts to resend are nowhere; the others were filed.
         """
         if self._lost:
             (first, *more), self._lost = self._lost, []
@@ -329,9 +335,9 @@ class FilesSink:
         return 0.0 if is_admitting else min(due_s, _TICK_S)
 
     def file_waiting(self) -> None:
-        """File all that still waits for its job's identity under ``unverified/`` now.
+        """File all scripts that wait for their job's identity under ``unverified/`` now.
 
-        For a run that ends: nobody would file it later.
+        For a run that ends: no one would file them later.
 
         Raises:
             ArchiveUnavailable: The tree cannot be used now.
@@ -340,6 +346,7 @@ class FilesSink:
             continue
 
     def _overdue(self, wait_s: float) -> float:
+        """File scripts that waited too long; return seconds until the next one is overdue."""
         wait_ns = int(wait_s * 1e9)
         before = time.time_ns() - wait_ns
         rows = self._records.select(
@@ -353,6 +360,7 @@ class FilesSink:
         return max(0.0, (oldest[0][0] - before) / 1e9) if oldest[0][0] is not None else _TICK_S
 
     def _file_overdue(self, rows: Sequence[Row]) -> None:
+        """File overdue scripts under ``unverified/`` in one batch."""
         with self._usable():
             self._pending.begin({(row.cluster, row.key): row for row in rows})
             for row in rows:
@@ -361,7 +369,8 @@ class FilesSink:
                 except Unavailable:
                     raise
                 except StewardError as error:
-                    # Its row stays: files of it may lie in the tree, and a purge must find them.
+                    # Keep its row: some of its files may be in the tree, and a purge must find
+                    # them.
                     log.error("%s cannot file %s: %s", self.name, row.key, error)
                     self._pending.keep(msgspec.structs.replace(row, since_ns=LOST_NS))
             self._pending.finish(self._sources)
@@ -381,7 +390,7 @@ class FilesSink:
 
     @contextlib.contextmanager
     def _usable(self) -> "Iterator[None]":
-        """The tree, opened and locked; what the system reports of it becomes one of our errors."""
+        """Open and lock the tree; convert OSError to ArchiveUnavailable."""
         try:
             with self._lock.held():
                 self._open()
@@ -395,6 +404,7 @@ class FilesSink:
             raise
 
     def _open(self) -> None:
+        """Open the tree, claim it, and refresh the groups once per hour."""
         known = self._records.marker()
         found = self._tree.open(known)
         self._keeper.hold(self._tree.fd)
@@ -405,11 +415,12 @@ class FilesSink:
             try:
                 self._filing.gids = group_ids(self._settings.groups, self._settings.groups_file)
             except ArchiveError as error:
-                # Readers are never more than the site says; the archive itself goes on.
+                # Never admit more readers than configured; archiving continues.
                 log.error("%s: %s", self.name, error)
             self._groups_at = now + _GROUPS_EVERY_S
 
     def _reset(self) -> None:
+        """Drop the batch, and close the tree."""
         self._purged = []
         self._sharing.drop()
         self._pending.drop()
@@ -418,7 +429,7 @@ class FilesSink:
         self._tree.close()
 
     def close(self) -> None:
-        """Let go of files and the database."""
+        """Close files and the database."""
         self._reset()
         self._lock.close()
         self._records.close()
@@ -426,6 +437,7 @@ class FilesSink:
 
 
 def _in_one_line(lost: Sequence[str], of: int) -> str:
+    """Format the losses of a resend as one line."""
     said = "; ".join(lost[:_MOST_NAMED])
     if len(lost) > _MOST_NAMED:
         said += f"; and {len(lost) - _MOST_NAMED} more"
@@ -433,6 +445,7 @@ def _in_one_line(lost: Sequence[str], of: int) -> str:
 
 
 def _owners_in(events: Iterable[Event]) -> Iterator[tuple[int, str]]:
+    """Yield uid and user name of every identity in the events."""
     for event in events:
         if event.kind == JOB_IDENTITY and event.body.record.uid is not None:
             yield event.body.record.uid, event.body.record.user
@@ -444,6 +457,7 @@ def _owners_in(events: Iterable[Event]) -> Iterator[tuple[int, str]]:
 
 
 def _refs(events: Iterable[Event]) -> set[Ref]:
+    """Return the cluster and key of every script that the events concern."""
     refs: set[Ref] = set()
     for event in events:
         if event.kind == JOB_SCRIPT:

@@ -1,9 +1,12 @@
-"""One archive's directory tree: every operation is relative to an open directory.
+"""Archive directory tree: opens, creates, syncs and locks directories without following links.
 
-No path below the root is ever resolved as a whole: components are opened one by
-one without following symbolic links, and open directories are remembered, so
-that placing a file is a single link(2). The root carries a marker; where it is
-missing, the file system is not mounted, and nothing is written.
+:class:`Tree` works relative to open directories: it never resolves a path below the root as a
+whole, but opens components one by one without following symbolic links. It caches open directories,
+so that placing a file is a single link(2). The root has a marker file; if it is missing, the file
+system is not mounted and nothing is written.
+
+:class:`Source` and :func:`copy` copy bytes into a tree. :class:`TreeLock` is the lock between sink,
+mover and verification. :class:`Keeper` prevents two Stewards from writing to one tree.
 """
 
 import contextlib
@@ -31,23 +34,23 @@ if TYPE_CHECKING:
 
 
 NO_LINK: Final = frozenset({errno.EXDEV, errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS})
-"""File systems answer so where a file can have no further link."""
+"""Errors of link(2) on file systems where the file cannot have another link."""
 
 
 class Gone(ArchiveError):
-    """The bytes to be placed are not there (any more), or are not what they were."""
+    """Error: the bytes to be placed are missing or have changed."""
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Where bytes are now.
+    """Present location of bytes.
 
     Attributes:
-        fd: The open directory that they are in.
-        name: Their file's name in it.
+        fd: Open directory that contains the file.
+        name: File name.
         sha: SHA-256 of the plain bytes.
-        link: Whether to link; to copy otherwise.
-        packed: Whether they are to be compressed where they are put.
-        otherwise: Where the same bytes are, for the case that there can be no link to these.
+        link: Whether to hard-link; otherwise to copy.
+        packed: Whether the placed file is compressed.
+        otherwise: Another source of the same bytes, if this one cannot be linked to.
     """
 
     fd: int
@@ -59,18 +62,18 @@ class Source(msgspec.Struct, frozen=True):
 
 
 def temporary_name(source: Source) -> str:
-    """A file's name while it is written: the same for every try."""
+    """Return the name of a file while it is written: the same for every attempt."""
     return f".copy.{source.name}"
 
 
 def remove_temporary(source: Source, fd: int) -> None:
-    """Remove what an earlier try may have left under that name."""
+    """Remove the temporary file of an earlier attempt, if any."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary_name(source), dir_fd=fd)
 
 
 def is_unsettled(fd: int, name: str, source: Source) -> bool:
-    """Whether a file is there that a crash may have kept from becoming durable."""
+    """Return whether a file exists that a crash may have kept from becoming durable."""
     try:
         mark = os.stat(temporary_name(source), dir_fd=fd, follow_symlinks=False)
         there = os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -80,29 +83,29 @@ def is_unsettled(fd: int, name: str, source: Source) -> bool:
 
 
 def copy(source: Source, fd: int, name: str, *, settled: bool = True) -> None:
-    """Copy bytes to a new file that appears whole, durable and 0600, or not at all.
+    """Copy bytes to a new file that appears complete, durable and 0600, or not at all.
 
     Args:
-        source: The bytes.
+        source: Source of the bytes.
         fd: The open directory.
         name: The new file's name.
-        settled: Without it the file is not durable yet, and its temporary name stays: what
-            has two names after a crash is not to be relied on.
+        settled: False leaves the file not yet durable, with its temporary name as a mark: after a
+            crash, a file with both names is not trusted.
 
     Raises:
         FileExistsError: There is a file of that name.
-        Gone: The bytes are not what they were.
+        Gone: The bytes have changed.
         OSError: They cannot be read or written.
     """
     temporary = temporary_name(source)
-    # What a crash leaves behind may be a file's second name by now, and is never written to.
+    # A temporary file left by a crash may be the second name of a file by now: never write to it.
     remove_temporary(source, fd)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with open_plain(source.fd, source.name) as incoming:
         outgoing = os.open(temporary, flags, 0o600, dir_fd=fd)
         try:
             found = _pump(incoming, outgoing, source)
-            # Where there is no manifest the file's own time says when the job came.
+            # Without a manifest, the file's own time tells when the job was submitted.
             there = os.fstat(incoming.fileno())
             os.utime(outgoing, ns=(there.st_atime_ns, there.st_mtime_ns))
             if settled:
@@ -122,20 +125,20 @@ def copy(source: Source, fd: int, name: str, *, settled: bool = True) -> None:
 
 
 def appear(fd: int, temporary: str, name: str, *, settled: bool = True) -> bool:
-    """Give a file its name, never in place of another file.
+    """Give a file its final name, never replacing another file.
 
     Args:
         fd: The open directory.
-        temporary: The name that it has.
-        name: The name that it gets.
-        settled: Whether it is durable already. Where there are no links it is made so.
+        temporary: Its present name.
+        name: Its final name.
+        settled: Whether it is durable already. If links are impossible, it is made durable.
 
     Returns:
-        Whether it has both names now.
+        Whether it has both names afterwards.
 
     Raises:
         FileExistsError: There is a file of that name.
-        OSError: It cannot be done.
+        OSError: It cannot be linked or renamed.
     """
     try:
         os.link(temporary, name, src_dir_fd=fd, dst_dir_fd=fd)
@@ -143,7 +146,7 @@ def appear(fd: int, temporary: str, name: str, *, settled: bool = True) -> bool:
         if error.errno not in NO_LINK:
             raise
         if not settled:
-            # Without a second name nothing would tell that it is not.
+            # Without a second name nothing would mark it as not durable.
             _sync(fd, temporary)
         rename_new(fd, temporary, name)
         return False
@@ -159,11 +162,11 @@ def _sync(fd: int, name: str) -> None:
 
 
 def _pump(incoming: "BufferedReader", outgoing: int, source: Source) -> bytes:
-    """Write the plain bytes, or compress them; gives their SHA-256."""
+    """Copy or compress the plain bytes; return their SHA-256."""
     sha = hashlib.sha256()
     try:
         if source.packed:
-            # In one piece, as capture has had them: a frame that tells its size needs no window.
+            # In one piece, as capture read it: a frame that records its size needs no window.
             data = read_plain(incoming, source.name)
             sha.update(data)
             _write(outgoing, pack(data))
@@ -187,22 +190,22 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _OPEN_DIRECTORIES = 128
 _FEW = 8
 
-# Concern one path, not the archive: nothing is won by trying the others later.
+# These errors concern one path, not the archive: retrying the whole batch later would not help.
 _ONE_PATH = frozenset({errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EILSEQ})
 
 
 class InTheWay(ArchiveError):
-    """Something that Steward did not make stands where a directory should; ``offender`` is it."""
+    """Error: a foreign entry is in the place of a directory; ``offender`` is its path."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """Who may enter a directory that is made on the way to a file.
+    """Permissions of directories created on the way to a file.
 
     Attributes:
-        uid: The owner, None for nobody.
+        uid: Uid of the owner; None for no one.
         gids: Groups that may read everything.
-        user_depth: Depth of the first directory that is the owner's; 0 for none.
-        others_pass: Whether anybody may pass through the directories above the owner's.
+        user_depth: Depth of the first directory of the owner; 0 for none.
+        others_pass: Whether everyone may pass through the directories above the owner's.
     """
 
     uid: int | None = None
@@ -211,14 +214,14 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     others_pass: bool = True
 
     def of(self, depth: int) -> tuple[Readers, bool]:
-        """Readers of the directory at ``depth``, and whether anybody may pass through it."""
+        """Return readers of the directory at ``depth``, and whether everyone may pass through."""
         if self.user_depth and depth >= self.user_depth:
             return Readers(self.uid, self.gids), False
         return Readers(None, self.gids), self.others_pass
 
 
 class Tree:
-    """A tree of archived files.
+    """Directory tree of archived files, with a marker at its root.
 
     Args:
         root: Absolute path of its root directory.
@@ -233,27 +236,27 @@ class Tree:
 
     @property
     def fd(self) -> int:
-        """The open root directory; -1 where it is not open."""
+        """Return the open root directory; -1 if it is not open."""
         return self._fd
 
     def open(self, marker: str) -> str:
-        """Open the root, or make sure that it is still the one that was opened.
+        """Open the root, or check that it is still the directory that was opened.
 
         Args:
-            marker: The id that the marker must hold; "" where none is known yet: the
-                root is then made if its parent exists, and marked.
+            marker: Required id in the marker; "" if unknown: the root is then created, if its
+                parent exists, and marked.
 
         Returns:
             The marker's id.
 
         Raises:
-            ArchiveUnavailable: The marker is missing or another archive's.
+            ArchiveUnavailable: The marker is missing or belongs to another archive.
             OSError: The root cannot be used.
         """
         if self._fd >= 0 and not self._same():
             self.close()
-        # A directory may have been renamed or replaced since the last batch: it is only
-        # taken for granted within one.
+        # A directory may have been renamed or replaced since the last batch: the cache is valid
+        # only within one.
         self._forget_directories()
         if self._fd < 0:
             if not marker:
@@ -279,7 +282,7 @@ class Tree:
         return found
 
     def open_for_reading(self) -> None:
-        """Open the root whatever its marker is.
+        """Open the root without checking its marker.
 
         Raises:
             OSError: It cannot be read.
@@ -288,10 +291,10 @@ class Tree:
         self._fd = os.open(self.root, _DIRECTORY & ~os.O_NOFOLLOW)
 
     def _opened_root(self) -> int:
-        """The root, opened to write below it: as root without following links.
+        """Open the root for writing; as root without following links.
 
         Raises:
-            UnsafePath: A link is on the way, or anybody may replace what is in it.
+            UnsafePath: A link is on the path, or everyone may replace entries in the directory.
         """
         fd = open_directory(self.root, checks=False)
         found = os.fstat(fd).st_mode
@@ -301,11 +304,13 @@ class Tree:
         return fd
 
     def _gone(self) -> ArchiveUnavailable:
+        """Make the error for a missing marker."""
         return ArchiveUnavailable(
             f"archive {self.root} has no {MARKER}: is its file system mounted?", self.root
         )
 
     def _same(self) -> bool:
+        """Return whether the root's path still names the open directory."""
         try:
             here = os.stat(self.root)
         except FileNotFoundError:
@@ -314,6 +319,7 @@ class Tree:
         return (here.st_dev, here.st_ino) == (opened.st_dev, opened.st_ino)
 
     def _make_root(self) -> None:
+        """Create the root, if missing; others may pass through it only if ACLs are supported."""
         try:
             os.mkdir(self.root, 0o700)
         except FileExistsError:
@@ -326,6 +332,7 @@ class Tree:
             os.close(fd)
 
     def _read_marker(self) -> str:
+        """Return the id in the marker file; "" if there is none."""
         try:
             fd = os.open(MARKER, _READ, dir_fd=self._fd)
         except FileNotFoundError:
@@ -336,6 +343,7 @@ class Tree:
             os.close(fd)
 
     def _write_marker(self) -> str:
+        """Create the marker file with a random id; return the id."""
         identifier = os.urandom(16).hex()
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         temporary = f"{MARKER}.{os.getpid()}"
@@ -348,7 +356,7 @@ class Tree:
         try:
             marked = appear(self._fd, temporary, MARKER)
         except FileExistsError:
-            # Another process was faster: its id counts.
+            # Another process was faster: its id is valid.
             identifier = self._read_marker()
             marked = True
         if marked:
@@ -357,15 +365,15 @@ class Tree:
         return identifier
 
     def directory(self, path: str, entry: Entry | None = None) -> int:
-        """The open directory ``path`` below the root; "" is the root.
+        """Return the open directory ``path`` below the root; "" is the root.
 
         Args:
             path: Safe components, joined by "/".
-            entry: Who may enter directories that are missing and made; None to make none.
+            entry: Permissions of missing directories, which are created; None to create none.
 
         Raises:
-            FileNotFoundError: It does not exist and is not to be made.
-            InTheWay: Something else is in its place.
+            FileNotFoundError: It does not exist, and ``entry`` is None.
+            InTheWay: Another kind of entry is in its place.
             OSError: It cannot be used.
         """
         fd = self._open.get(path)
@@ -393,6 +401,7 @@ class Tree:
         return fd
 
     def _enter(self, parent: str, parent_fd: int, path: str, name: str, entry: Entry | None) -> int:
+        """Open a directory in its parent; create it if ``entry`` is given."""
         made = False
         try:
             fd = os.open(name, _DIRECTORY, dir_fd=parent_fd)
@@ -412,23 +421,24 @@ class Tree:
         return fd
 
     def _admit(self, fd: int, path: str, entry: Entry, *, made: bool) -> None:
+        """Set the permissions of a directory if it is new or they differ."""
         if not self.acls:
             return
         readers, others_pass = entry.of(path.count("/") + 1)
-        # A crash may have come between making it and letting its readers in.
+        # A crash may have come between its creation and its permissions.
         passable = bool(os.fstat(fd).st_mode & stat.S_IXOTH)
         if made or passable != others_pass or readers_of(fd) != readers:
             let_enter(fd, readers, others_pass=others_pass)
 
     def touch(self, path: str) -> None:
-        """Remember that the directory ``path`` was changed and must be synced."""
+        """Record that the directory ``path`` changed and must be synced."""
         self._touched.add(path)
 
     def sync(self) -> None:
-        """Make durable what was touched: few directories singly, many by one syncfs(2).
+        """Make changed directories durable: a few by fsync(2) each, many by one syncfs(2).
 
         Raises:
-            OSError: The file system reports that something was not written.
+            OSError: The file system reports a failed write.
         """
         if len(self._touched) > _FEW:
             sync_filesystem(self._fd)
@@ -437,7 +447,7 @@ class Tree:
                 try:
                     os.fsync(self.directory(path))
                 except FileNotFoundError:
-                    # Removed since (the last file in it was purged): its parent was touched too.
+                    # Removed since, when its last file was purged: its parent was recorded, too.
                     continue
         self._touched.clear()
 
@@ -456,10 +466,10 @@ class Tree:
             os.close(fd)
 
     def owner_of(self, path: str) -> int | None:
-        """The uid that the directory ``path`` lets in by its ACL; None for nobody or no directory.
+        """Return the uid that the ACL of directory ``path`` admits; None for none or no directory.
 
         Raises:
-            OSError: It cannot be asked.
+            OSError: Its ACL cannot be read.
         """
         try:
             return readers_of(self.directory(path)).uid
@@ -467,7 +477,7 @@ class Tree:
             return None
 
     def unlink(self, path: str, name: str) -> None:
-        """Remove a file; one that is gone already is passed over.
+        """Remove a file; a missing one is ignored.
 
         Raises:
             OSError: It cannot be removed.
@@ -479,10 +489,10 @@ class Tree:
         self._touched.add(path)
 
     def prune(self, path: str) -> None:
-        """Remove the directory ``path`` and its parents as far as they are empty.
+        """Remove the directory ``path`` and its parents while they are empty.
 
         Raises:
-            OSError: They cannot be removed for another reason than what is in them.
+            OSError: They cannot be removed, for a reason other than their content.
         """
         while path:
             parent, _, name = path.rpartition("/")
@@ -502,9 +512,9 @@ class Tree:
             path = parent
 
     def files(self, path: str = "") -> Iterator[tuple[str, list[str]]]:
-        """Every directory below ``path`` with the names of what is no directory in it, sorted.
+        """Yield every directory below ``path`` with the sorted names of its files.
 
-        Directories of Steward's own at the root (".incoming") are left out.
+        Steward's own directories at the root (".incoming") are skipped.
 
         Raises:
             OSError: A directory cannot be listed.
@@ -537,7 +547,7 @@ class Tree:
         self.close()
 
     def close(self) -> None:
-        """Let go of every directory; :meth:`open` begins anew."""
+        """Close every directory; :meth:`open` starts again."""
         self._forget_directories()
         self._touched.clear()
         if self._fd >= 0:
@@ -546,12 +556,12 @@ class Tree:
 
 
 class TreeLock:
-    """A lock between processes.
+    """File lock between the processes that use a tree.
 
     Args:
-        path: Its file, made 0600 if need be.
-        making: Whether it may be made. One who only reads may be another user than those who
-            file, whom a file of his would keep out; where there is none, nobody has filed.
+        path: Path of the lock file, created with mode 0600 if needed.
+        making: Whether to create the file. A reader may run as another user, whose file would lock
+            out the writers; if there is no file, nothing was filed yet.
     """
 
     def __init__(self, path: str, *, making: bool = True) -> None:
@@ -561,10 +571,10 @@ class TreeLock:
 
     @contextmanager
     def held(self) -> "Iterator[None]":
-        """Hold the lock.
+        """Hold the lock for the body of a with statement.
 
         Raises:
-            ArchiveUnavailable: The file cannot be made, or not be read.
+            ArchiveUnavailable: The lock file cannot be created or read.
         """
         if self._fd < 0:
             self._open()
@@ -592,21 +602,21 @@ class TreeLock:
         self.close()
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
 
 KEEPER = ".steward-keeper"
-"""A file in the root of a tree: host and state directory of the Steward that keeps it."""
+"""File in the root of a tree with host and state directory of the Steward that writes there."""
 _LONGEST = 5000
 _LOOK = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _HELD = frozenset({errno.EWOULDBLOCK, errno.EAGAIN})
 
 
 class Keeper:
-    """The claim of one state directory to a tree.
+    """Claim of one state directory to a tree, so that no two Stewards write to it.
 
     Args:
         state_dir: The state directory.
@@ -620,13 +630,13 @@ class Keeper:
         self._of: tuple[int, int] | None = None
 
     def hold(self, root_fd: int) -> None:
-        """Keep the tree from now on; nothing is done where it is kept already.
+        """Claim the tree until :meth:`release`; a no-op if it is claimed already.
 
         Args:
             root_fd: The open root.
 
         Raises:
-            ArchiveUnavailable: A Steward of another state directory keeps it, and lives.
+            ArchiveUnavailable: A running Steward with another state directory has claimed it.
             OSError: The root cannot be used.
         """
         status = os.fstat(root_fd)
@@ -636,16 +646,17 @@ class Keeper:
         self.release()
         if not self._is_named(root_fd):
             self._name_it(root_fd)
-        # For reading: a file held open for writing keeps a disk from being made read-only.
+        # Read-only: a file open for writing would prevent remounting the file system read-only.
         fd = os.open(KEEPER, _LOOK, dir_fd=root_fd)
         named = _read(fd)
-        # Between the two locks somebody else may have had it.
+        # Between the two locks another process may have claimed it.
         if not _locks(fd, fcntl.LOCK_SH) or _read(fd) != self._name:
             os.close(fd)
             raise self._refused(named)
         self._fd, self._of = fd, of
 
     def _is_named(self, root_fd: int) -> bool:
+        """Return whether the claim file names this Steward."""
         try:
             fd = os.open(KEEPER, _LOOK, dir_fd=root_fd)
         except FileNotFoundError:
@@ -656,7 +667,7 @@ class Keeper:
             os.close(fd)
 
     def _name_it(self, root_fd: int) -> None:
-        """Make the file say that the tree is ours, if nobody who lives is against it."""
+        """Write this Steward's name to the file, unless a running one has claimed the tree."""
         fd = os.open(KEEPER, os.O_RDWR | os.O_CREAT | _LOOK, 0o600, dir_fd=root_fd)
         try:
             if not _locks(fd, fcntl.LOCK_EX):
@@ -667,10 +678,10 @@ class Keeper:
             os.close(fd)
 
     def look(self) -> None:
-        """Make sure that nobody else keeps the tree now, as far as may be read.
+        """Check that no other Steward has claimed the tree, as far as the file is accessible.
 
         Raises:
-            ArchiveUnavailable: Somebody else does.
+            ArchiveUnavailable: Another running Steward has claimed it.
         """
         try:
             fd = os.open(
@@ -687,6 +698,7 @@ class Keeper:
             os.close(fd)
 
     def _refused(self, named: str) -> ArchiveUnavailable:
+        """Make the error for a tree claimed by another Steward."""
         host, _, state_dir = named.partition(" ")
         where = f", on host {host} with its state in {state_dir}" if named else ""
         return ArchiveUnavailable(
@@ -696,7 +708,7 @@ class Keeper:
         )
 
     def release(self) -> None:
-        """Keep it no longer."""
+        """Release the claim."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._of = -1, None
@@ -707,7 +719,7 @@ def _read(fd: int) -> str:
 
 
 def _locks(fd: int, how: int) -> bool:
-    """Whether nobody holds what stands against this lock; it is taken where there are locks."""
+    """Take a lock; return False if another process holds it, True if locks are unsupported."""
     try:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
     except OSError as error:

@@ -1,4 +1,9 @@
-"""Is every archived file still what was kept? Every checksum is computed anew."""
+"""Archive verification: recompute every file's checksum and report missing or changed files.
+
+:func:`trees_to_verify` yields, for each tree of a sink, :class:`Problem` and :class:`Checked`
+(progress) items; :func:`verify` yields the problems only. It runs beside the sink and the mover.
+Used by the action ``archive.verify``.
+"""
 
 import os
 from collections.abc import Callable, Iterator
@@ -17,15 +22,15 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """One difference.
+    """Difference between a file and the database.
 
     Attributes:
-        kind: ``missing``, ``changed``, ``unreadable``, or ``unknown``: a file that nobody
-            archived.
-        path: The file's absolute path.
+        kind: ``missing``, ``changed``, ``unreadable``, or ``unknown``: a file that is not in the
+            database.
+        path: Absolute path of the file.
         script_key: Key of the job.script event; "" for an unknown file.
         cluster: The cluster's name; "" for an unknown file.
-        detail: One more line, "" for none.
+        detail: Further details, one line; "" for none.
     """
 
     kind: Literal["missing", "changed", "unreadable", "unknown"]
@@ -36,7 +41,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a verification of one tree has come: files read, of how many, and bytes."""
+    """Progress of the verification of one tree: files read, of how many, and bytes."""
 
     files: int
     total_files: int
@@ -47,12 +52,12 @@ Report = Callable[[Checked], None]
 
 
 def verify(settings: Settings, name: str, report: Report | None = None) -> Iterator[Problem]:
-    """Compare every file of the sink ``name`` with what was kept.
+    """Compare every file of the sink ``name`` with the recorded checksums; yield problems.
 
     Args:
         settings: The whole configuration.
         name: The sink's name.
-        report: Told after every directory, and once at the end.
+        report: Called after every directory and at the end.
 
     Raises:
         ArchiveUnavailable: A tree, or the sink's lock, cannot be read.
@@ -67,9 +72,9 @@ def verify(settings: Settings, name: str, report: Report | None = None) -> Itera
 
 
 def trees_to_verify(settings: Settings, name: str) -> Iterator[Iterator[Problem | Checked]]:
-    """As :func:`verify`, tree by tree, and with how far it is after every directory.
+    """Yield for each tree of a sink an iterator of problems, with progress after every directory.
 
-    Each tree's last item says what was read of it in all.
+    The last item of each tree has its totals.
     """
     records = Records(settings, name, reading=True)
     lock = TreeLock(f"{settings.state_dir}/archive-{name}.lock", making=False)
@@ -84,7 +89,7 @@ def trees_to_verify(settings: Settings, name: str) -> Iterator[Iterator[Problem 
 
 
 class _Verification:
-    """Of one tree; the lock keeps out who files there, if there is one that does."""
+    """Verification of one tree; its lock, if any, excludes the process that writes there."""
 
     def __init__(
         self, records: Records, root: str, states: tuple[int, int], lock: TreeLock | None = None
@@ -104,6 +109,7 @@ class _Verification:
         self._total = int(counted[0][0])
 
     def run(self) -> Iterator[Problem | Checked]:
+        """Check every file of the tree; yield problems and progress."""
         visited: set[int] = set()
         try:
             self._tree.open_for_reading()
@@ -120,7 +126,7 @@ class _Verification:
                 continue
             directory = self._records.directory(number)
             if os.path.lexists(os.path.join(self._root, directory)):
-                # It was made while others were read.
+                # It was created during the scan.
                 yield from self._directory(directory, [], visited)
                 continue
             for row in self._rows(number):
@@ -136,6 +142,7 @@ class _Verification:
         )
 
     def _directory(self, directory: str, names: list[str], visited: set[int]) -> Iterator[Problem]:
+        """Check the recorded files of a directory, and report unknown ones."""
         found = self._records.query("SELECT number FROM directory WHERE path = ?", directory)
         known: set[str] = {NAME}
         if found:
@@ -149,21 +156,23 @@ class _Verification:
             yield Problem(kind="unknown", path=os.path.join(self._root, directory, name))
 
     def _nobodys(self, directory: str, names: list[str]) -> list[str]:
-        """Those of names that are unknown even while nothing is being filed or taken away."""
+        """Return the names that are still unknown when no file is being placed or removed."""
         if self._lock is None:
-            # The mover copies without the lock; where to it has said before.
+            # The mover copies without the lock, but records beforehand where to.
             return [] if directory in self._moving_to() else self._unknown(directory, names)
-        # A batch is in the tree before it is in the database, and what it replaced goes last.
+        # A batch is in the tree before it is in the database, and replaced files are removed last.
         with self._lock.held():
             return self._unknown(directory, names)
 
     def _moving_to(self) -> set[str]:
+        """Return the directories to which the mover is copying."""
         rows = self._records.query("SELECT row FROM moving")
         return {
             self._records.directory(msgspec.json.decode(row, type=Row).directory) for (row,) in rows
         }
 
     def _unknown(self, directory: str, names: list[str]) -> list[str]:
+        """Return the names in a directory that the database does not have."""
         found = self._records.query("SELECT number FROM directory WHERE path = ?", directory)
         rows = self._rows(int(found[0][0])) if found else []
         known = {name for row in rows for name in (row.script_name, row.env_name)}
@@ -184,6 +193,7 @@ class _Verification:
                 yield from self._file(row, name, sha, length)
 
     def _file(self, row: Row, name: str, sha: bytes, length: int) -> Iterator[Problem]:
+        """Compare one file with its recorded checksum."""
         path = os.path.join(self._root, self._records.directory(row.directory), name)
         try:
             with os.fdopen(os.open(path, _READ), "rb") as file:
@@ -205,7 +215,8 @@ class _Verification:
             yield self._problem("changed", row, path, detail)
 
     def _missing(self, row: Row, names: tuple[str, ...]) -> Iterator[Problem]:
-        # It may have been moved on or purged meanwhile: only what is still claimed is missing.
+        # It may have been moved or purged meanwhile: report it only if the row is unchanged.
+        """Report missing files, unless their row changed meanwhile."""
         now = self._records.rows([(row.cluster, row.key)]).get((row.cluster, row.key))
         if now is None or (now.state, now.directory) != (row.state, row.directory):
             return

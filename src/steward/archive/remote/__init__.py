@@ -1,1 +1,1 @@
-"""Sinks on other machines: Elasticsearch, OpenSearch, Kafka; one consumer, a destination each."""
+"""Remote sinks: one consumer that archives scripts to Elasticsearch, OpenSearch or Kafka."""

@@ -1,4 +1,10 @@
-"""What a sink on another machine is sent, and what it has to be able to do with it."""
+"""Remote destinations: interface of the remote sink to Elasticsearch, OpenSearch and Kafka.
+
+:class:`Document` is what :class:`.sink.RemoteSink` sends; a :class:`Destination` delivers it;
+:class:`Refusal` is a document that the server will never accept. Extensions offer a
+:class:`SinkKind` by the entry point group ``steward.sink``, with an optional :class:`SinkSearcher`
+(``steward archive search --in``).
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -20,21 +26,20 @@ if TYPE_CHECKING:
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """One archived script as it stands now; sent again, with a higher version, when it changes.
+    """One archived script in its present version; it is sent again when it changes.
 
     Attributes:
         cluster: The cluster's name.
         key: Key of the job.script event.
-        version: Grows with every change of the same document.
-        body: What the job.script event said; None where that is not known any more, which
-            is so only if ``partial`` or ``deleted``.
-        identity: Whose it is, as last said; None while Slurm has not said (unverified).
-        script: The script's bytes, as they are kept.
-        environment: The environment's bytes, redacted, as they are kept.
-        partial: The bytes are not at hand any more: only ``identity`` is news.
-        deleted: It was purged: nothing of it may stay.
-        corrects: The other end has had it with its bytes before; only what is known of the
-            job is news.
+        version: Version, which grows with every change of the document.
+        body: Body of the job.script event; None if it is no longer known, which happens only if
+            ``partial`` or ``deleted``.
+        identity: Latest identity of the job; None until Slurm confirms it (unverified).
+        script: Bytes of the script, as archived.
+        environment: Bytes of the environment, redacted, as archived.
+        partial: The bytes are no longer available: only ``identity`` changed.
+        deleted: The script was purged: the server must delete all of it.
+        corrects: The server has an earlier version with the bytes; only the job's details changed.
     """
 
     cluster: str
@@ -50,29 +55,30 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def id(self) -> str:
-        """What tells it from every other one, of every cluster: ``hpc1/1234:1763740800000000000``.
+        """Return the unique id in all clusters: ``hpc1/1234:1763740800000000000``.
 
-        The job's id, and the script's time in the scheduler's spool in ns since the epoch.
+        It consists of cluster, job id, and the script's time in the scheduler's spool in ns since
+        the epoch.
         """
         return f"{self.cluster}/{self.key.removeprefix('script:')}"
 
     @property
     def job_id(self) -> int:
-        """The id in the spool entry's name."""
+        """Return the id in the spool entry's name."""
         return int(self.key.split(":")[1])
 
     @property
     def spool_mtime_ns(self) -> int:
-        """The script's time in the spool, ns since the epoch: it decides on the month."""
+        """Return the script's time in the spool, ns since the epoch; it selects the month."""
         return int(self.key.split(":")[2])
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """A document that the other end will never take as it is.
+    """Document that the server rejects permanently.
 
     Attributes:
-        document: Which.
-        why: Its reason, and the setting to change where one would help.
+        document: The document.
+        why: The reason, and the setting to change if one helps.
     """
 
     document: Document
@@ -80,21 +86,21 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Destination(Protocol):
-    """The other end. It is made, used and closed by one thread of one process."""
+    """Connection to a server. One thread of one process creates, uses and closes it."""
 
     def send(self, documents: Sequence[Document]) -> list[Refusal]:
-        """Send documents, in their order; on return each is durable there, or refused.
+        """Send documents in order; on return each is durable on the server, or refused.
 
         Sending one again does no harm, nor does an older version after a newer one.
 
         Raises:
-            Unavailable: The other end is away, or asked for patience (429); the whole batch
-                will be sent again.
+            Unavailable: The server is unavailable, or asks to retry later (429); the whole batch is
+                sent again.
         """
         ...
 
     def expire(self, before: datetime) -> None:
-        """Remove what is wholly older than a time (UTC), where the other end does not by itself.
+        """Remove documents older than a time (UTC), if the server does not expire them itself.
 
         Raises:
             Unavailable: As for :meth:`send`.
@@ -102,7 +108,7 @@ class Destination(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of connections; what was not acknowledged may be lost there, not here."""
+        """Close connections; unacknowledged documents may be lost on the server, not here."""
         ...
 
 
@@ -177,7 +183,7 @@ def sink_kind(kind: str) -> SinkKind:
 
 
 def sink_called(settings: Settings, name: str) -> str:
-    """Resolve ``--in NAME`` to the name of a sink: its own name, or a kind that only one sink has.
+    """Resolve ``--in NAME`` to a sink: by its name, or by a kind that only one sink has.
 
     Raises:
         UsageError: No sink has this name or kind, several have the kind, or it is not searchable.

@@ -1,7 +1,8 @@
-"""A remote sink's own database: its cursor, what is still to be sent, and what was.
+"""Remote sink database: cursor, documents to send, and documents sent (``archive-NAME.db``).
 
-Bytes are not in it. What was sent is remembered for some time, so that a later
-correction can be a whole document with a higher version.
+Script bytes are not in it. Sent documents are remembered for some time, so that a later correction
+can be a whole document with a higher version. :class:`Row` is a script's state, :class:`Records`
+reads and :class:`Writer` writes within one transaction.
 """
 
 import time
@@ -15,8 +16,8 @@ from steward.core.events import JobIdentity, JobScript
 from steward.core.sqlite import Connection, open_database, open_reader, transaction, translated
 
 SENT, AWAITS_IDENTITY, DUE, REFUSED = 0, 1, 2, 3
-"""States of a script: done; waits for its job's identity; to be sent; will never be taken, and
-the journal has not been told yet."""
+"""States of a script: sent; waiting for its job's identity; to be sent; refused by the server, but
+not yet reported to the journal."""
 
 MIGRATIONS: Final = (
     """
@@ -44,24 +45,24 @@ _FORGET_AT_ONCE = 1000
 _CHUNK = 400
 
 Ref = tuple[str, str]
-"""(cluster, key): what identifies a script."""
+"""Identity of a script: (cluster, key)."""
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One script, as the table has it.
+    """One script in the table.
 
     Attributes:
         cluster: The cluster's name.
         key: Key of the job.script event.
-        state: SENT, WAITING, DUE or REFUSED.
-        version: Of the document, as it was or is to be sent.
-        event: Position of the oldest event whose news was not sent yet; 0 for none.
-        since_ns: When the latest news came, ns since the epoch.
+        state: SENT, AWAITS_IDENTITY, DUE or REFUSED.
+        version: Version of the document, sent or to be sent.
+        event: Position of the oldest event not yet sent; 0 for none.
+        since_ns: Time of the latest change, ns since the epoch.
         deleted: Whether it was purged.
-        has_bytes: Whether the other end has its script: what follows may be a correction.
-        body: The job.script event's body (JSON); None where it was never seen here.
-        identity: The latest job.identity event's body (JSON), until it was sent.
-        error: Why it was refused.
+        has_bytes: Whether the server has its bytes, so that the next document may be a correction.
+        body: Body of the job.script event (JSON); None if this sink never received it.
+        identity: Latest job.identity body (JSON), until it was sent.
+        error: Reason of the refusal.
     """
 
     cluster: str
@@ -78,7 +79,7 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def ref(self) -> Ref:
-        """What identifies it."""
+        """Return the identity of the script."""
         return self.cluster, self.key
 
 
@@ -93,11 +94,11 @@ encoded = msgspec.json.Encoder().encode
 
 
 class Records:
-    """The database of one remote sink.
+    """Database of one remote sink.
 
     Args:
-        path: The file.
-        reading: Open it for reading only.
+        path: Path of the file.
+        reading: Whether to open it read-only.
 
     Raises:
         SqliteError, SqliteUnavailable: As :func:`steward.core.sqlite.open_database`.
@@ -109,7 +110,7 @@ class Records:
             self._connection: Connection = open_reader(path)
             return
         self._connection = open_database(path, MIGRATIONS)
-        # What is purged is overwritten: no copy of a name stays in a free page.
+        # Purged data is overwritten: no copy of a name remains in a free page.
         self._connection.execute("PRAGMA secure_delete=ON")
         with transaction(self._connection, path) as connection:
             connection.execute(
@@ -122,15 +123,15 @@ class Records:
             return list(self._connection.execute(sql, values))
 
     def cursor(self) -> int:
-        """Position of the last event that was taken in."""
+        """Return the position of the last accepted event."""
         return int(self._query("SELECT position FROM cursor")[0][0])
 
     def made_ns(self) -> int:
-        """When this sink began, ns since the epoch: what is older it may never have seen."""
+        """Return when this sink began, ns since the epoch; it may have missed older scripts."""
         return int(self._query("SELECT made_ns FROM cursor")[0][0])
 
     def rows(self, refs: Iterable[Ref]) -> dict[Ref, Row]:
-        """The known ones of some scripts."""
+        """Return the rows of the given scripts, if known."""
         by_cluster: dict[str, list[str]] = {}
         for cluster, key in refs:
             by_cluster.setdefault(cluster, []).append(key)
@@ -144,37 +145,37 @@ class Records:
         return found
 
     def due(self, limit: int) -> list[Row]:
-        """What is to be sent next, in the order of its events."""
+        """Return the next documents to send, in order of their events."""
         sql = f"{_SELECT} WHERE state = ? AND state != 0 ORDER BY event LIMIT ?"
         return list(map(_row, self._query(sql, DUE, limit)))
 
     def held(self) -> tuple[int, int | None]:
-        """How many scripts are still to be sent, and since when the oldest is (ns)."""
+        """Return the number of scripts to send, and since when the oldest waits (ns)."""
         sql = "SELECT count(*), min(since_ns) FROM script WHERE state IN (?, ?) AND state != 0"
         ((count, since_ns),) = self._query(sql, AWAITS_IDENTITY, DUE)
         return count, since_ns
 
     def refused(self) -> list[Row]:
-        """What will never be taken and has not been told of."""
+        """Return refused documents that were not reported to the journal."""
         sql = f"{_SELECT} WHERE state = ? AND state != 0 ORDER BY event"
         return list(map(_row, self._query(sql, REFUSED)))
 
     def oldest_wait_ns(self) -> int | None:
-        """Since when the script waits that has waited longest for its job's identity."""
+        """Return since when the oldest script waits for its job's identity, ns; None for none."""
         found = self._query("SELECT min(since_ns) FROM script WHERE state = 1")[0][0]
         return None if found is None else int(found)
 
     def oldest_event(self) -> int | None:
-        """Position of the oldest event whose news was not sent yet; None if all was."""
+        """Return the position of the oldest unsent event; None if all were sent."""
         found = self._query("SELECT min(event) FROM script WHERE state != 0")[0][0]
         return None if found is None else int(found)
 
     @contextmanager
     def writing(self) -> "Iterator[Writer]":
-        """One transaction.
+        """Open one transaction for writing.
 
         Raises:
-            SqliteUnavailable: The disk is full or fails; nothing was written.
+            SqliteUnavailable: The disk is full or failing; nothing was written.
         """
         with transaction(self._connection, self.path) as connection:
             yield Writer(connection)
@@ -185,29 +186,29 @@ class Records:
 
 
 class Writer:
-    """What can be written in one transaction."""
+    """Write operations within one transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def save(self, rows: Iterable[Row]) -> None:
-        """Write rows, new or changed."""
+        """Insert or update rows."""
         self._connection.executemany(_SAVE, [msgspec.structs.astuple(row) for row in rows])
 
     def advance(self, position: int) -> None:
-        """Move the cursor; a replayed event may come with a position passed long ago."""
+        """Move the cursor forward; a replayed event may have an older position."""
         self._connection.execute("UPDATE cursor SET position = max(position, ?)", (position,))
 
     def end_waits(self, before_ns: int) -> None:
-        """What has waited since then is to be sent without an identity."""
+        """Mark scripts that have waited since then to be sent without identity."""
         self._connection.execute(
             "UPDATE script SET state = ? WHERE state = 1 AND since_ns <= ?", (DUE, before_ns)
         )
 
     def set_aside(self, rows: Iterable[Row]) -> None:
-        """The journal has these by now; what is known of them stays, for a replay.
+        """Mark refused documents as reported to the journal; keep their data for a replay.
 
-        One of which there was news meanwhile is to be sent as it is now.
+        A document that changed meanwhile is sent in its new version.
         """
         self._connection.executemany(
             "UPDATE script SET state = ?, event = 0, error = '' "
@@ -216,7 +217,7 @@ class Writer:
         )
 
     def sent(self, rows: Iterable[Row]) -> None:
-        """These were sent."""
+        """Mark documents as sent."""
         self.save(
             msgspec.structs.replace(
                 row,
@@ -230,9 +231,9 @@ class Writer:
         )
 
     def forget(self, before_ns: int) -> int:
-        """Let go of what was sent and has not changed since then; returns how many rows.
+        """Delete documents sent and unchanged since then; return the number of rows.
 
-        What was set aside has its identity still, and is kept for a replay.
+        Dead letters still have an identity, and are kept for a replay.
         """
         gone = self._connection.execute(
             "DELETE FROM script WHERE (key, cluster) IN (SELECT key, cluster FROM script "
@@ -244,5 +245,5 @@ class Writer:
 
 def _row(values: Sequence[Any]) -> Row:
     row = Row(*values)
-    # SQLite has no truth values.
+    # SQLite has no booleans.
     return msgspec.structs.replace(row, deleted=bool(row.deleted), has_bytes=bool(row.has_bytes))

@@ -1,9 +1,9 @@
-"""The consumer behind every sink on another machine: what to send, when, and in which version.
+"""Remote sink: consumer that sends archived scripts to another machine in versioned documents.
 
-Events are taken into a small database; from there documents are sent in the
-order of their events. A script waits until its job's identity is known, or for
-a set time. Its bytes stay where they are: until a document is delivered, this
-consumer has the journal keep the event, and so the bytes, that it is made of.
+:class:`RemoteSink` serves every destination (Elasticsearch, OpenSearch, Kafka). ``apply`` stores
+events in a small database (:mod:`.records`); ``tick`` sends documents in the order of their events.
+A script waits until its job's identity is known, or for a set time. Its bytes stay where they are:
+until a document is delivered, this consumer makes the journal keep the event, and so the bytes.
 """
 
 import logging
@@ -57,20 +57,21 @@ _NOTHING: Final[dict[str, Any]] = {
     "has_bytes": False,
 }
 _REMEMBERED_S = 14 * 86400.0
-"""A correction that comes later is sent without the script: the other end has it."""
+"""Time that sent documents are remembered, in seconds. A later correction is sent without the
+script, which the server has."""
 
 
 class RemoteSink:
-    """The consumer ``archive.<name>``, for any destination.
+    """Consumer ``archive.<name>`` for any remote destination.
 
     Args:
         settings: The whole configuration.
-        name: The sink's name in it.
-        stores: Where incoming bytes are.
-        make: Makes the destination, when something is to be sent; raises Unavailable while
-            that cannot be done.
-        batch_bytes: About how many bytes of scripts and environments are read at once.
-        environments: Whether environments are sent, too.
+        name: Name of the sink in the configuration.
+        stores: Stores of incoming bytes.
+        make: Creates the destination when there is something to send; raises Unavailable if that
+            fails for now.
+        batch_bytes: Approximate size of scripts and environments read at once, in bytes.
+        environments: Whether to send environments.
 
     Raises:
         SqliteUnavailable: The state directory cannot be used now.
@@ -104,15 +105,15 @@ class RemoteSink:
         self._expire_at = self._forget_at = 0.0
 
     def cursor(self) -> int:
-        """Position of the last event that was taken in; 0 at first."""
+        """Return the position of the last accepted event; 0 at first."""
         return self._records.cursor()
 
     def needed_from(self) -> int | None:
-        """The oldest event whose bytes are still to be sent; None if all were."""
+        """Return the oldest event whose bytes are not sent; None if all are."""
         return self._records.oldest_event()
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 - a consumer's shape
-        """Note what is to be sent; :meth:`tick` sends it.
+        """Store what is to be sent; :meth:`tick` sends it.
 
         Raises:
             SqliteUnavailable: The state directory cannot be written now.
@@ -127,6 +128,7 @@ class RemoteSink:
             writer.advance(upto)
 
     def _news(self, event: Event, rows: dict[Ref, Row]) -> list[Row]:
+        """Return the rows that an event changes."""
         if event.kind == JOB_SCRIPT:
             return self._spooled(event, rows)
         if event.kind == JOB_IDENTITY:
@@ -143,10 +145,11 @@ class RemoteSink:
         ]
 
     def _spooled(self, event: Event, rows: dict[Ref, Row]) -> list[Row]:
+        """Return the changed row of a job.script event."""
         ref = (event.cluster, event.key)
         known = rows.get(ref)
         if known is not None and (known.has_bytes or known.deleted):
-            # A replay of what was delivered, and perhaps corrected, or purged since.
+            # A replay of a script that was delivered, and perhaps corrected or purged since.
             return []
         body = encoded(event.body)
         if known is not None and known.identity is not None:
@@ -154,23 +157,26 @@ class RemoteSink:
         return [_changed(event, ref, rows, body=body, state=self._first_state(event.cluster))]
 
     def _first_state(self, cluster: str) -> int:
+        """Return whether a new script of a cluster waits for its identity or is due."""
         known = self._settings.cluster.get(cluster)
         waits = self._of.identity_wait_s > 0 and (known is None or known.slurm)
         return AWAITS_IDENTITY if waits else DUE
 
     def _identified(self, event: Event, rows: dict[Ref, Row]) -> list[Row]:
+        """Return the changed row of a job.identity event."""
         ref = (event.cluster, event.body.script_key)
         known = rows.get(ref)
         if known is None and Document(cluster="", key=ref[1], version=0).spool_mtime_ns < (
             self._made_ns
         ):
-            # Archived before this sink was there: only 'resend' would bring it here.
+            # Archived before this sink existed: only 'resend' would bring it here.
             return []
         if known is not None and known.deleted:
             return []
         return [_changed(event, ref, rows, identity=encoded(event.body))]
 
     def _resent(self, event: Event, script: Resent, rows: dict[Ref, Row]) -> Row:
+        """Return the changed row of a script in an archive.resend event."""
         return _changed(
             event,
             (event.cluster, script.script_key),
@@ -182,11 +188,11 @@ class RemoteSink:
         )
 
     def tick(self, append: Append) -> float:  # noqa: ARG002 - a consumer's shape
-        """Send what is due, a batch a call.
+        """Send one batch of due documents; return seconds until the next call.
 
         Raises:
-            Unavailable: The other end, the bytes or the state directory are away.
-            Rejected: The other end will never take these documents.
+            Unavailable: The server, the bytes or the state directory are unavailable.
+            Rejected: The server rejects these documents permanently.
         """
         self._forget_told()
         self._upkeep()
@@ -200,10 +206,10 @@ class RemoteSink:
         return min(wait_s, _TICK_S)
 
     def end_waits(self, wait_s: float = 0.0) -> float:
-        """Have what has waited so long for an identity be sent without one.
+        """Mark scripts that have waited this long for an identity to be sent without one.
 
         Returns:
-            Seconds until the next one has.
+            Seconds until the next script has waited that long.
 
         Raises:
             SqliteUnavailable: The state directory cannot be written now.
@@ -219,7 +225,7 @@ class RemoteSink:
         return 0.0
 
     def _batch(self, rows: Sequence[Row]) -> list[Row]:
-        """As many of the rows, from the first, as may be read into memory at once."""
+        """Return as many of the first rows as may be read into memory at once."""
         size = 0
         for number, row in enumerate(rows):
             size += _bytes_of(row, environments=self._environments)
@@ -228,6 +234,7 @@ class RemoteSink:
         return list(rows)
 
     def _send(self, rows: Sequence[Row]) -> None:
+        """Send documents; store which were sent and which were refused."""
         documents: list[Document] = []
         lost: list[Refusal] = []
         for row in rows:
@@ -249,7 +256,7 @@ class RemoteSink:
             )
 
     def _is_expired(self, document: Document) -> bool:
-        """Whether retention is over: what the other end has dropped is not to come back."""
+        """Return whether retention is over: a document expired on the server must not come back."""
         days = self._of.retention_days
         oldest_ns = time.time_ns() - int(days * 86400e9)
         return bool(days) and document.spool_mtime_ns < oldest_ns and not document.deleted
@@ -267,7 +274,7 @@ class RemoteSink:
         )
 
     def _filled(self, document: Document) -> Document:
-        """The document with its bytes, or as a partial one where the other end has them."""
+        """Return the document with its bytes, or a partial one if the server has them."""
         body = document.body
         if body is None:
             return document
@@ -293,10 +300,10 @@ class RemoteSink:
         return self._destination
 
     def _reject(self) -> None:
-        """Have the journal set aside what was refused.
+        """Report refused documents to the journal as dead letters.
 
         Raises:
-            Rejected: Something was. When it is called again, the journal has it.
+            Rejected: There are refused documents. At the next call the journal has them.
         """
         self._told = self._records.refused()
         if self._told:
@@ -310,6 +317,7 @@ class RemoteSink:
             self._told = []
 
     def _upkeep(self) -> None:
+        """Forget old sent documents, and expire documents on the server."""
         now = time.monotonic()
         if now >= self._forget_at:
             before_ns = time.time_ns() - int(_REMEMBERED_S * 1e9)
@@ -322,11 +330,11 @@ class RemoteSink:
             try:
                 self._opened().expire(before)
             except Unavailable as error:
-                # Archiving must not wait for it: if nothing can be sent either, that is said.
+                # Archiving must not wait for expiry; if sending fails, too, that is reported.
                 log.warning("%s: what is too old stays for now: %s", self.name, error)
 
     def close(self) -> None:
-        """Let go of the connection and the database."""
+        """Close the connection and the database."""
         if self._destination is not None:
             self._destination.close()
             self._destination = None
@@ -342,11 +350,11 @@ def _changed(
     state: int = DUE,
     **changes: Any,
 ) -> Row:
-    """The row with news of an event in it: a higher version, to be sent."""
+    """Return the row with the changes of an event: a higher version, due for sending."""
     known = rows.get(ref)
     if known is None:
         known = Row(*ref, state=SENT, version=0, event=0, since_ns=0)
-    # Grows even where this database was lost; the same when the event comes again.
+    # Grows even if this database was lost, and stays equal if the event is repeated.
     told_us = micros(event.seen_at)
     return msgspec.structs.replace(
         known,
@@ -360,6 +368,7 @@ def _changed(
 
 
 def _refs(events: Sequence[Event]) -> set[Ref]:
+    """Return cluster and key of every script that the events concern."""
     refs: set[Ref] = set()
     for event in events:
         if event.kind == JOB_SCRIPT:
@@ -374,6 +383,7 @@ def _refs(events: Sequence[Event]) -> set[Ref]:
 
 
 def _bytes_of(row: Row, *, environments: bool) -> int:
+    """Return the size of a document's files."""
     if row.body is None:
         return 0
     body = body_of(row.body)
@@ -382,7 +392,7 @@ def _bytes_of(row: Row, *, environments: bool) -> int:
 
 
 def _event(row: Row) -> Event:
-    """The event that a refused row came from, as far as it is needed to set it aside."""
+    """Make an event of a refused row, with the fields that a dead letter needs."""
     now = datetime.now(UTC)
     return Event(
         kind=JOB_SCRIPT,

@@ -1,1 +1,1 @@
-"""Every operation there is, a module for each kind of thing that it is about."""
+"""Operations: one module per subject (jobs, nodes, cluster, triggers, programs, mail, bank)."""

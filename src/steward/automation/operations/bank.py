@@ -1,4 +1,4 @@
-"""bank.balance: what accounts have, as the bank's own action tells it."""
+"""Bank operation ``bank.balance``: account balances, through the bank's action of that name."""
 
 from typing import Annotated, Any, Final
 
@@ -8,7 +8,7 @@ from steward.automation.operation import Doing, Operation, Parameters
 
 
 class Balance(Parameters, frozen=True, kw_only=True):
-    """bank.balance."""
+    """Parameters of bank.balance."""
 
     accounts: Annotated[
         tuple[str, ...],
@@ -17,7 +17,7 @@ class Balance(Parameters, frozen=True, kw_only=True):
 
 
 def balance(doing: Doing, asked: Balance) -> Any:
-    """What accounts have; amounts are micro-SU."""
+    """Return account balances, in micro-SU."""
     answer = doing.ask("bank.balance", {"accounts": list(asked.accounts)})
     return msgspec.to_builtins(answer)
 

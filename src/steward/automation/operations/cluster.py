@@ -1,4 +1,9 @@
-"""slurm.config.get: Slurm's configuration as slurmctld shows it."""
+"""Cluster operations: read Slurm's configuration, update partitions, manage reservations.
+
+Three groups, each with its parameters, functions and declarations, joined in :data:`OPERATIONS`:
+``slurm.config.get``; ``slurm.partition.update``; ``slurm.node.reserve`` and
+``slurm.node.unreserve``. All run ``scontrol`` through :mod:`steward.slurm`.
+"""
 
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
@@ -12,7 +17,7 @@ from steward.slurm import UnknownPartition, UnknownReservation, WrongUpdate
 
 
 class ConfigGet(Parameters, frozen=True, kw_only=True):
-    """slurm.config.get."""
+    """Parameters of slurm.config.get."""
 
     item: Annotated[
         str,
@@ -21,7 +26,7 @@ class ConfigGet(Parameters, frozen=True, kw_only=True):
 
 
 def get_config(doing: Doing, asked: ConfigGet) -> dict[str, Any]:
-    """Settings and their values."""
+    """Return one or all settings of Slurm, by name."""
     items = doing.machine.config_items()
     if not asked.item:
         return items
@@ -45,8 +50,11 @@ CONFIG_OPERATIONS: Final = (
 )
 
 
+# Partitions
+
+
 class PartitionUpdate(Parameters, frozen=True, kw_only=True):
-    """slurm.partition.update."""
+    """Parameters of slurm.partition.update."""
 
     partition: Annotated[str, msgspec.Meta(description="Its name.")]
     infos: Annotated[
@@ -59,7 +67,7 @@ class PartitionUpdate(Parameters, frozen=True, kw_only=True):
 
 
 def update_partition(doing: Doing, asked: PartitionUpdate) -> dict[str, Any]:
-    """Change a partition."""
+    """Update a partition and return its state before and after."""
     from steward.slurm.cluster_changes import partition_infos
 
     try:
@@ -95,13 +103,17 @@ PARTITION_OPERATIONS: Final = (
 )
 
 
+# Reservations
+
 Name = Annotated[str, msgspec.Meta(description="The reservation's name.")]
 _NAME: Final = "steward"
+"""Default name of the reservation."""
 _ALL: Final = ("MAINT", "IGNORE_JOBS", "OVERLAP")
+"""Default flags of a new reservation."""
 
 
 class Props(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a new reservation is like."""
+    """Properties of a new reservation."""
 
     start_time: Annotated[
         int | str | None,
@@ -121,7 +133,7 @@ class Props(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Reserve(Parameters, frozen=True, kw_only=True):
-    """slurm.node.reserve."""
+    """Parameters of slurm.node.reserve."""
 
     nodes: NodeList
     reservation_name: Name = _NAME
@@ -132,14 +144,14 @@ class Reserve(Parameters, frozen=True, kw_only=True):
 
 
 class Unreserve(Parameters, frozen=True, kw_only=True):
-    """slurm.node.unreserve."""
+    """Parameters of slurm.node.unreserve."""
 
     nodes: NodeList
     reservation_name: Name = _NAME
 
 
 def reserve(doing: Doing, asked: Reserve) -> dict[str, Any]:
-    """Put nodes into a reservation, which is made where there is none of its name."""
+    """Add nodes to a reservation; create it if it does not exist."""
     nodes = doing.machine.node_names(asked.nodes)
     name = asked.reservation_name
     start = _start(doing, asked.props.start_time)
@@ -164,7 +176,7 @@ def reserve(doing: Doing, asked: Reserve) -> dict[str, Any]:
 
 
 def unreserve(doing: Doing, asked: Unreserve) -> dict[str, Any]:
-    """Take nodes out of a reservation, which is deleted with its last one."""
+    """Remove nodes from a reservation; delete it when none are left."""
     nodes = set(doing.machine.node_names(asked.nodes))
     name = asked.reservation_name
     has = _nodes_of(doing, name)
@@ -191,6 +203,7 @@ def _told(
     created: bool = False,
     deleted: bool = False,
 ) -> dict[str, Any]:
+    """Describe the outcome of a change for the result."""
     from steward.slurm.nodelists import fold
 
     told: dict[str, Any] = {"reservation_name": name, "nodes": fold(nodes)}
@@ -202,7 +215,7 @@ def _told(
 
 
 def _nodes_of(doing: Doing, name: str) -> list[str] | None:
-    """The nodes that a reservation has; None where there is none of that name."""
+    """Return the nodes of a reservation, or None if it does not exist."""
     from steward.slurm.nodelists import expand
 
     found = doing.machine.reservations().get(name)
@@ -212,6 +225,7 @@ def _nodes_of(doing: Doing, name: str) -> list[str] | None:
 
 
 def _start(doing: Doing, given: int | str | None) -> datetime | None:
+    """Parse a start time; None means now."""
     if given is None or given in ("", "now"):
         return None
     try:
@@ -226,16 +240,19 @@ def _start(doing: Doing, given: int | str | None) -> datetime | None:
 
 
 def _listed(value: tuple[str, ...] | str) -> list[str]:
+    """Split a comma-separated text, or pass a list on, without blank entries."""
     parts = value.split(",") if isinstance(value, str) else value
     return [part.strip() for part in parts if part.strip()]
 
 
 def _is_reserved(doing: Doing, asked: Reserve) -> bool | None:
+    """Check after an interruption: are all nodes in the reservation?"""
     has = _nodes_of(doing, asked.reservation_name)
     return has is not None and set(doing.machine.node_names(asked.nodes)) <= set(has)
 
 
 def _is_unreserved(doing: Doing, asked: Unreserve) -> bool | None:
+    """Check after an interruption: is none of the nodes in the reservation?"""
     has = _nodes_of(doing, asked.reservation_name)
     return has is None or not set(doing.machine.node_names(asked.nodes)) & set(has)
 

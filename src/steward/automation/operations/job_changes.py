@@ -1,8 +1,12 @@
-"""Operations that change jobs: cancel, hold, release, requeue, suspend, resume.
+"""Job operations that change jobs: cancel, hold, release, requeue, suspend, resume.
 
-Owners may do to their jobs what Slurm lets them do, and no more: Steward's own
-rights are those of SlurmUser, so what an owner may not end (an administrator's
-hold, one of the bank's) is looked at here.
+Steward acts with the rights of SlurmUser, so this module itself restricts owners to what Slurm
+would let them do; for example, an owner cannot release an administrator's or the bank's hold.
+Release, resume and requeue ask the bank's gate first.
+
+The requeue comes first, because it has several steps: with excluded nodes a job is marked in its
+comment, requeued held, given its excluded nodes, then released. The others follow, then
+:data:`OPERATIONS`. Selecting jobs and tasks is in :mod:`steward.automation.operations.jobs`.
 """
 
 import itertools
@@ -38,7 +42,7 @@ from steward.slurm import FINISHED, WAITING
 
 
 class JobsRequeue(Parameters, frozen=True, kw_only=True):
-    """slurm.job.requeue."""
+    """Parameters of slurm.job.requeue."""
 
     jobids: JobIds
     exclude: Annotated[
@@ -47,7 +51,7 @@ class JobsRequeue(Parameters, frozen=True, kw_only=True):
 
 
 def requeue(doing: Doing, asked: JobsRequeue) -> dict[str, Any]:
-    """Put jobs into the queue again, away from some nodes if need be."""
+    """Requeue jobs, optionally with nodes to exclude from their next run."""
     jobs = jobs_asked(doing, asked.jobids)
     excluded = doing.machine.node_names(asked.exclude) if asked.exclude.strip() else []
     left = {
@@ -58,11 +62,13 @@ def requeue(doing: Doing, asked: JobsRequeue) -> dict[str, Any]:
 
 
 def _has_to(doing: Doing, record: JobRecord, excluded: Sequence[str]) -> bool:
+    """Return whether a job still needs the requeue: it runs, or nodes are to be excluded."""
     waits = record.state in WAITING
     return bool(excluded) or not waits or _is_half(doing, record)
 
 
 def _again(doing: Doing, target: Target, excluded: Sequence[str]) -> bool:
+    """Requeue one target, after the gate has admitted its next run."""
     is_waiting = all(record.state in WAITING for record in target.records)
     grant(doing, target, released=True, is_requeue=not is_waiting)
     if is_waiting:
@@ -72,17 +78,18 @@ def _again(doing: Doing, target: Target, excluded: Sequence[str]) -> bool:
     if not excluded:
         return doing.jobs.requeue(target.name)
     if any(map(is_kept, target.records)):
-        # It does not start, so there is time; and whose hold it is does not change either.
+        # The job is held, so it cannot start before its nodes are excluded, and the hold's owner
+        # stays.
         return doing.jobs.requeue(target.name) and doing.jobs.exclude(target.name, excluded)
     return _away(doing, target, excluded)
 
 
 def _away(doing: Doing, target: Target, excluded: Sequence[str]) -> bool:
-    """Requeue a job, held while its nodes are changed: it might start on the same ones at once."""
-    # What the bank says of it, say, stays.
+    """Requeue a job held while its nodes are excluded, so that it cannot restart there at once."""
+    # A comment by somebody else, such as the bank, stays.
     is_marked = all(not said_of(one) or _is_half(doing, one) for one in target.records)
     if is_marked:
-        # So that whoever finds it held after a crash knows that it may be released.
+        # The comment tells whoever finds the job held after a crash that it may be released.
         doing.jobs.comment(target.name, why_text(doing, requeue_text(excluded)))
     done = False
     try:
@@ -94,20 +101,22 @@ def _away(doing: Doing, target: Target, excluded: Sequence[str]) -> bool:
 
 
 def _release_requeued(doing: Doing, target: Target, *, is_marked: bool) -> bool:
-    """Release what a requeue of ours holds, and take away what was said of it."""
+    """Release a job that Steward's requeue holds, and clear Steward's comment."""
     records = target.now(doing)
-    # An administrator may have held it meanwhile. While the run that was ended is cleared
-    # away Slurm 22.05 shows a user's hold, or no waiting job.
+    # An administrator may have held it meanwhile. While slurmctld cleans up the ended run, Slurm
+    # 22.05 shows a user's hold, or no pending job.
     if records and all(is_kept(one) and not is_kept_by_admin(one) for one in records):
         return doing.jobs.release(target.name, is_told=is_marked)
     return not is_marked or doing.jobs.comment(target.name, "")
 
 
 def _is_half(doing: Doing, record: JobRecord) -> bool:
+    """Return whether a requeue by the same speaker was interrupted."""
     return is_half_requeued(said_of(record), doing.speaker)
 
 
 def _is_requeued(doing: Doing, asked: JobsRequeue) -> bool | None:
+    """Check after an interruption whether a requeue took effect; None if unknown."""
     records = [one for name in checked(asked.jobids) for one in records_of(doing, name)]
     if any(_is_half(doing, record) for record in records):
         return False
@@ -135,29 +144,31 @@ OPERATION: Final = Operation(
 )
 
 
+# Cancel, hold, release, suspend, resume
+
 Why = Annotated[
     str, msgspec.Meta(description="Why; the job's user sees it, with who says so behind it.")
 ]
 
 
 class JobsChange(Parameters, frozen=True, kw_only=True):
-    """slurm.job.suspend, slurm.job.resume, slurm.job.release."""
+    """Parameters of slurm.job.suspend, slurm.job.resume and slurm.job.release."""
 
     jobids: JobIds
 
 
 class JobsWhy(Parameters, frozen=True, kw_only=True):
-    """slurm.job.cancel, slurm.job.hold."""
+    """Parameters of slurm.job.cancel and slurm.job.hold."""
 
     jobids: JobIds
     reason: Why = ""
 
 
 def cancel(doing: Doing, asked: JobsWhy) -> dict[str, Any]:
-    """End jobs, whether they run or wait."""
+    """Cancel jobs, running or pending."""
     jobs = jobs_asked(doing, asked.jobids)
     left = {
-        # scancel says nothing of tasks that are over.
+        # scancel reports nothing about tasks that have ended.
         name: [] if _all_over(records) else [Target(name, tuple(records))]
         for name, records in jobs.items()
     }
@@ -166,10 +177,10 @@ def cancel(doing: Doing, asked: JobsWhy) -> dict[str, Any]:
 
 
 def hold(doing: Doing, asked: JobsWhy) -> dict[str, Any]:
-    """Keep jobs from starting; an owner's hold is one that the owner may end."""
+    """Hold jobs; an owner's hold is one that the owner can release."""
     jobs = jobs_asked(doing, asked.jobids)
     by_user = not doing.is_operator()
-    # An owner could end what an operator leaves as the owner's own.
+    # A user's hold is not enough for an operator: the owner could release it.
     is_kept_well = is_kept if by_user else is_kept_by_admin
     left = {name: _to_be_held(name, records, is_kept_well) for name, records in jobs.items()}
     if by_user:
@@ -183,7 +194,7 @@ def hold(doing: Doing, asked: JobsWhy) -> dict[str, Any]:
 
 
 def release(doing: Doing, asked: JobsChange) -> dict[str, Any]:
-    """Let held jobs start."""
+    """Release held jobs."""
     jobs = jobs_asked(doing, asked.jobids)
     left = {name: targets(name, records, _is_to_be_freed) for name, records in jobs.items()}
     for name, found in left.items():
@@ -193,18 +204,19 @@ def release(doing: Doing, asked: JobsChange) -> dict[str, Any]:
 
 
 def suspend(doing: Doing, asked: JobsChange) -> dict[str, Any]:
-    """Stop running jobs for a while, their nodes free for others."""
+    """Suspend running jobs; their nodes are free for others meanwhile."""
     return _in_state(doing, asked, "RUNNING", lambda target: doing.jobs.suspend(target.name))
 
 
 def resume(doing: Doing, asked: JobsChange) -> dict[str, Any]:
-    """Let suspended jobs go on."""
+    """Resume suspended jobs."""
     return _in_state(doing, asked, "SUSPENDED", lambda target: _resume(doing, target))
 
 
 def _in_state(
     doing: Doing, asked: JobsChange, state: str, change: Callable[[Target], bool]
 ) -> dict[str, Any]:
+    """Apply a change to the jobs that are in a state."""
     jobs = jobs_asked(doing, asked.jobids)
     left = {
         name: targets(name, records, lambda one: one.state == state)
@@ -214,18 +226,20 @@ def _in_state(
 
 
 def _release(doing: Doing, target: Target) -> bool:
+    """Release one target, after the gate has admitted its start."""
     grant(doing, target, released=True)
-    # What is said of them still is ours, or overridden.
+    # Any comment left on them is Steward's or overridden by force.
     return doing.jobs.release(target.name, is_told=any(map(said_of, target.records)))
 
 
 def _resume(doing: Doing, target: Target) -> bool:
+    """Resume one target, after the gate has admitted it."""
     grant(doing, target, released=False)
     return doing.jobs.resume(target.name)
 
 
 def _need_no_admins(target: Target) -> None:
-    """Refuse an owner's hold where it would take an administrator's place."""
+    """Reject an owner's hold that would replace an administrator's."""
     for record in target.records:
         if is_kept_by_admin(record):
             raise NotYours(
@@ -235,6 +249,7 @@ def _need_no_admins(target: Target) -> None:
 
 
 def _need_releasable(doing: Doing, name: str, records: list[JobRecord]) -> None:
+    """Raise NotYours if the caller may not release one of the job's holds."""
     for record in filter(is_kept, records):
         if is_kept_by_admin(record) and not doing.is_operator():
             raise NotYours(f"job {name} is held by an administrator, who alone releases it", name)
@@ -252,21 +267,26 @@ def _need_releasable(doing: Doing, name: str, records: list[JobRecord]) -> None:
 def _to_be_held(
     name: str, records: list[JobRecord], is_kept_well: Callable[[JobRecord], bool]
 ) -> list[Target]:
+    """Select the records that are still to be held."""
     waiting = [one for one in records if one.state in WAITING]
-    # Of an array those that wait are meant, where some do.
+    # For an array, hold the pending tasks if there are any.
     meant = waiting if all(one.array_job_id for one in records) and waiting else records
     return targets(name, records, lambda one: one in meant and not is_kept_well(one))
 
 
 def _is_to_be_freed(record: JobRecord) -> bool:
+    """Return whether a job is held and has not ended."""
     return is_kept(record) and record.state not in FINISHED
 
 
 def _all_over(records: Iterable[JobRecord]) -> bool:
+    """Return whether all records have ended."""
     return all(record.state in FINISHED for record in records)
 
 
 def _check(is_so: Callable[[list[JobRecord]], bool]) -> Callable[[Doing, Any], bool | None]:
+    """Make an operation's ``check`` from a predicate on a job's records."""
+
     def check(doing: Doing, asked: Any) -> bool | None:
         return all(is_so(records_of(doing, name)) for name in checked(asked.jobids))
 

@@ -1,4 +1,11 @@
-"""Operations that look at jobs: find them, show them, and what ran last on a node."""
+"""Job operations that only read, and helpers to select jobs for those that change them.
+
+In reading order: find jobs by fields, show job records, last jobs of a node
+(:data:`JOB_OPERATIONS`); helpers of :mod:`steward.automation.operations.job_changes`, which look up
+jobs, split arrays into targets (:class:`Target`), apply a change to each and ask the gate; job
+steps (:data:`STEP_OPERATIONS`); archived scripts (:data:`SCRIPT_OPERATIONS`). Records come from
+squeue and scontrol, last jobs from Steward's job database.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -19,18 +26,21 @@ if TYPE_CHECKING:
     from steward.jobs import Job
 
 
+# Find and show jobs
+
 JobIds = Annotated[
     tuple[int | str, ...], msgspec.Meta(description="The jobs' ids: 123, 123_7, 123+1.")
 ]
 _PAGE: Final = 1000
+"""Jobs read from the job database at a time."""
 _MOST_LOOKED_AT: Final = 20_000
-"""Of so many jobs, the newest first, it is looked which nodes they had."""
+"""Maximum number of jobs, newest first, searched for those that ran on a node."""
 _DEPENDENCY_BYTES: Final = 2048
-"""Longest dependency that is read of every job: squeue pads each to as many bytes."""
+"""Maximum length of a dependency to search for, in bytes; squeue pads every job's to the width."""
 
 
 class JobFind(Parameters, frozen=True, kw_only=True):
-    """slurm.job.find."""
+    """Parameters of slurm.job.find."""
 
     criterias: Annotated[
         dict[str, Any],
@@ -42,13 +52,13 @@ class JobFind(Parameters, frozen=True, kw_only=True):
 
 
 class JobGet(Parameters, frozen=True, kw_only=True):
-    """slurm.job.get, slurm.job.step.get."""
+    """Parameters of slurm.job.get and slurm.job.step.get."""
 
     jobids: JobIds
 
 
 class NodeJobs(Parameters, frozen=True, kw_only=True):
-    """slurm.node.jobs."""
+    """Parameters of slurm.node.jobs."""
 
     nodes: NodeList
     limit: Annotated[
@@ -57,7 +67,7 @@ class NodeJobs(Parameters, frozen=True, kw_only=True):
 
 
 def find(doing: Doing, asked: JobFind) -> list[int]:
-    """Ids of the jobs that match."""
+    """Return the ids of jobs whose fields equal all criteria."""
     from steward.slurm.job_details import OF_SCONTROL, job_fields
 
     if not asked.criterias:
@@ -67,7 +77,7 @@ def find(doing: Doing, asked: JobFind) -> list[int]:
         if name not in known:
             raise WrongParameters(f"slurm.job.find: no job has a field {name!r}", name)
     is_full = not OF_SCONTROL.isdisjoint(asked.criterias)
-    # One byte more than is looked for tells a longer one from it.
+    # One byte more than the text sought distinguishes a longer dependency from it.
     dependency = str(asked.criterias.get("dependency", ""))
     dependency_bytes = max(512, len(dependency.encode()) + 1)
     if dependency_bytes > _DEPENDENCY_BYTES:
@@ -85,7 +95,7 @@ def find(doing: Doing, asked: JobFind) -> list[int]:
 
 
 def get_job(doing: Doing, asked: JobGet) -> dict[str, list[dict[str, Any]]]:
-    """Everything that Slurm shows of jobs, by the id that was asked for."""
+    """Return all records that Slurm shows of jobs, by requested id."""
     found = doing.machine.job_details(checked(asked.jobids))
     return {
         name: [record for record in records if _may_see(doing, record)]
@@ -94,10 +104,10 @@ def get_job(doing: Doing, asked: JobGet) -> dict[str, list[dict[str, Any]]]:
 
 
 def checked(jobids: Iterable[int | str]) -> list[str]:
-    """Ids of jobs as Slurm's commands take them, each once.
+    """Validate job ids for Slurm's commands and remove duplicates.
 
     Raises:
-        WrongParameters: None is named, or one is no job's id.
+        WrongParameters: The list is empty, or an entry is not a job id.
     """
     from steward.jobs.job_ids import JobNameError, parse
 
@@ -115,7 +125,7 @@ def checked(jobids: Iterable[int | str]) -> list[str]:
 
 
 def last_jobs(doing: Doing, asked: NodeJobs) -> dict[str, list[dict[str, Any]]]:
-    """What ran last on nodes, the newest first, as far as Steward has recorded it."""
+    """Return the last recorded jobs of each node, newest first."""
     from steward.jobs import JobFilter, Jobs, database_path
 
     found: dict[str, list[dict[str, Any]]] = {
@@ -138,6 +148,7 @@ def last_jobs(doing: Doing, asked: NodeJobs) -> dict[str, list[dict[str, Any]]]:
 
 
 def _add(found: dict[str, list[dict[str, Any]]], job: "Job", limit: int) -> None:
+    """Add a job to the rows of the nodes it ran on, up to the limit per node."""
     from steward.slurm.nodelists import NodeListError, expand
 
     record = job.record
@@ -146,7 +157,7 @@ def _add(found: dict[str, list[dict[str, Any]]], job: "Job", limit: int) -> None
     try:
         names = expand(record.nodelist)
     except NodeListError:
-        return  # of another scheduler, or a text that is none
+        return  # another scheduler's, or no node list
     row = {
         "job_id": job.label,
         "user": record.user,
@@ -165,22 +176,25 @@ def _add(found: dict[str, list[dict[str, Any]]], job: "Job", limit: int) -> None
 
 
 def _second(moment: datetime | None) -> str | None:
+    """Format a time with a precision of seconds."""
     return moment.isoformat(timespec="seconds") if moment else None
 
 
 def _may_see(doing: Doing, record: dict[str, Any]) -> bool:
+    """Return whether the caller may see the job of a record."""
     uid, account = record.get("user_id"), record.get("account") or ""
     return doing.access.may_see_job(doing.asker, doing.cluster, uid, account)
 
 
 def _matches(record: dict[str, Any], criterias: dict[str, Any]) -> bool:
+    """Return whether a record equals all criteria."""
     return all(
         name in record and _equal(record[name], wanted) for name, wanted in criterias.items()
     )
 
 
 def _equal(value: Any, wanted: Any) -> bool:
-    """Whether a field is what was asked for; a number may be asked for in letters."""
+    """Compare a field with a criterion; a number may be given as text."""
     if isinstance(value, bool) or isinstance(wanted, bool):
         return bool(value == wanted)
     if isinstance(value, int | float) and isinstance(wanted, str):
@@ -216,32 +230,35 @@ JOB_OPERATIONS: Final = (
 )
 
 
+# Select and change jobs (for steward.automation.operations.job_changes)
+
 _GONE: Final = "it has ended, or is not in a state in which that can be done"
+"""Message for a job that a change no longer found."""
 
 
 class Target(msgspec.Struct, frozen=True):
-    """What one command changes.
+    """Jobs or tasks that one Slurm command changes.
 
     Attributes:
-        name: As Slurm's commands take it: ``12``, ``12_3``, ``12_[4-9]``.
-        records: What it was when it was looked at.
+        name: Name as Slurm's commands take it: ``12``, ``12_3``, ``12_[4-9]``.
+        records: Job records at the time of selection.
     """
 
     name: str
     records: tuple[JobRecord, ...]
 
     def now(self, doing: Doing) -> list[JobRecord]:
-        """What it is now; [] if it is gone."""
+        """Query the target's current records; [] if they are gone."""
         known = {one.job_id for one in self.records}
         return [one for one in doing.slurm.job(self.records[0].job_id) if one.job_id in known]
 
 
 def jobs_asked(doing: Doing, jobids: Iterable[int | str]) -> dict[str, list[JobRecord]]:
-    """The jobs' records, by the names that they were given.
+    """Look up jobs for a change and check the caller's rights; return records by requested name.
 
     Raises:
         UnknownJob: Slurm does not know one of them.
-        NotYours: The asker may not change one of them.
+        NotYours: The caller may not change one of them.
     """
     found: dict[str, list[JobRecord]] = {}
     for name in checked(jobids):
@@ -255,17 +272,17 @@ def jobs_asked(doing: Doing, jobids: Iterable[int | str]) -> dict[str, list[JobR
 
 
 def records_of(doing: Doing, name: str) -> list[JobRecord]:
-    """The records of a job, a task or a component as they are now; [] if it is gone."""
+    """Query the current records of a job, array task or het component; [] if it is gone."""
     parsed = parse(name)
     records = _unfolded(doing, parsed.job_id, doing.slurm.job(parsed.job_id))
     return [one for one in records if _is_meant(one, parsed)]
 
 
 def _unfolded(doing: Doing, job_id: int, records: list[JobRecord]) -> list[JobRecord]:
-    """The records of a job, those apart that Slurm shows as one.
+    """Split records that squeue shows as one row.
 
-    Of an array's waiting tasks some may be held by an administrator: squeue shows them in
-    the array's row, with one priority and all reasons.
+    Some pending tasks of an array may be held by an administrator: squeue shows them in the array's
+    row, with one priority and all reasons.
     """
     if not any(one.array_job_id and one.state in WAITING and "," in one.reason for one in records):
         return records
@@ -285,16 +302,16 @@ def targets(
     *,
     whole: bool = True,
 ) -> list[Target]:
-    """What has to be changed of a job.
+    """Select what has to be changed of a job, as targets of single commands.
 
-    Of an array in several states these are its tasks: a command on all of them changes
-    some, and fails for others.
+    For an array in several states these are its tasks: a command on the whole array changes some
+    tasks and fails for others.
 
     Args:
-        name: The job's.
-        records: What it is.
-        is_left: Whether one of them has to be changed.
-        whole: Whether one command may change them all, where all have to be.
+        name: Name of the job.
+        records: Current records of the job.
+        is_left: Return whether a record still has to be changed.
+        whole: Whether one command may change all records if all have to be changed.
     """
     left = [record for record in records if is_left(record)]
     is_torn = len(records) > 1 and all(one.array_job_id for one in records)
@@ -302,12 +319,13 @@ def targets(
         return [Target(name, tuple(records))] if left else []
     found = [Target(_name_of(record), (record,)) for record in left]
     if any("..." in target.name for target in found):
-        # Slurm does not say which tasks a long row has: no command can name them alone.
+        # Slurm abbreviates a long row of tasks, so no command can name them alone.
         return [Target(name, tuple(records))]
     return found
 
 
 def _name_of(record: JobRecord) -> str:
+    """Return the name of a record for Slurm's commands."""
     from steward.slurm.job_changes import name_of
 
     tasks = record.array_task.partition("%")[0]
@@ -320,16 +338,16 @@ def changed(
     left: Mapping[str, Sequence[Target]],
     change: Callable[[Target], bool],
 ) -> dict[str, Any]:
-    """Change jobs one by one, and say of each what became of it.
+    """Apply a change to jobs one by one and return each outcome.
 
     Args:
-        doing: What it is done with.
-        before: The jobs as they were.
-        left: What is to be changed of each, see :func:`targets`.
-        change: Does it; whether it was there to be changed.
+        doing: Context of the operation.
+        before: Records before the change, by job.
+        left: Targets to change for each job, see :func:`targets`.
+        change: Function that changes one target; returns False if it was gone.
 
     Raises:
-        DoneInPart: Slurm did not let some be changed.
+        DoneInPart: Slurm rejected some of the changes.
     """
     result: dict[str, Any] = {}
     failed: list[str] = []
@@ -355,19 +373,20 @@ def changed(
 
 
 def said_of(record: JobRecord) -> str:
-    """What Steward says of a job to its user, the bank or an action of ours; "" for nothing."""
+    """Return Steward's comment on a job (by the bank or an operation); "" if none."""
     from steward.slurm.job_changes import read_comment
 
     return read_comment(record.admin_comment)
 
 
 def why_text(doing: Doing, reason: str) -> str:
-    """A reason as it is said to a job's user; "" for none."""
-    # As the bank says it, too: so what was said is found again, and taken away.
+    """Sign a reason for the comment that a job's user sees; "" if no reason was given."""
+    # The bank uses the same form, so that a comment can be found and cleared.
     return f"steward: {ours(reason, doing.speaker)}" if reason.strip() else ""
 
 
 def _told(name: str, wrong: Mapping[str, str], count: int) -> str:
+    """Summarize the errors of a job's targets in one line."""
     target, why = next(iter(wrong.items()))
     if target == name:
         return why
@@ -376,6 +395,7 @@ def _told(name: str, wrong: Mapping[str, str], count: int) -> str:
 
 
 def _is_meant(record: JobRecord, name: JobName) -> bool:
+    """Return whether a record belongs to the job, task or component that a name denotes."""
     if name.offset is not None:
         return record.het_job_id == name.job_id and record.het_offset == name.offset
     if name.task is None:
@@ -388,7 +408,7 @@ def _is_meant(record: JobRecord, name: JobName) -> bool:
 
 
 def _done(doing: Doing, target: Target, change: Callable[[Target], bool]) -> str:
-    """Change a job; why it was not, "" where it was."""
+    """Change one target; return "" on success, else the error."""
     doing.begin()
     try:
         return "" if change(target) else _GONE
@@ -397,16 +417,16 @@ def _done(doing: Doing, target: Target, change: Callable[[Target], bool]) -> str
 
 
 def grant(doing: Doing, target: Target, *, released: bool, is_requeue: bool = False) -> None:
-    """Have the gate decide on what a change of these jobs may cost, as the asker's.
+    """Ask the gate, as the caller, to admit what a change of these jobs may cost.
 
     Args:
-        doing: What is done, and for whom.
-        target: The jobs.
+        doing: Context of the operation.
+        target: Jobs to change.
         released: Whether the change lets them start.
-        is_requeue: Whether it is for their next run.
+        is_requeue: Whether the cost is that of their next run.
 
     Raises:
-        BankRefused: The gate rejects it.
+        BankRefused: The gate rejects the change.
     """
     record = target.records[0]
     restarts = max(one.restarts for one in target.records) + is_requeue
@@ -415,11 +435,15 @@ def grant(doing: Doing, target: Target, *, released: bool, is_requeue: bool = Fa
 
 
 def _states(records: Iterable[JobRecord]) -> str:
+    """Join the distinct states of records."""
     return ",".join(dict.fromkeys(record.state for record in records))
 
 
+# Job steps
+
+
 def get_steps(doing: Doing, asked: JobGet) -> dict[str, dict[str, Any]]:
-    """The steps of jobs, {} for a job without; only of jobs that the asker may see."""
+    """Return the steps of jobs the caller may see; {} for a job without steps."""
     names = checked(asked.jobids)
     details = doing.machine.job_details(names)
     steps = doing.machine.steps(names)
@@ -447,14 +471,17 @@ STEP_OPERATIONS: Final = (
 )
 
 
+# Archived scripts
+
+
 class ScriptGet(Parameters, frozen=True, kw_only=True):
-    """slurm.script.get."""
+    """Parameters of slurm.script.get."""
 
     jobid: Annotated[str, msgspec.Meta(description="The job: 123, 123_7, 123+1.")]
 
 
 def get_script(doing: Doing, asked: ScriptGet) -> dict[str, Any]:
-    """A job's script, as far as the asker may read it; bytes that are no text as base64."""
+    """Return a job's archived script if the caller may read it; base64 if it is not text."""
     answer = doing.ask("archive.show", {"job": asked.jobid, "cluster": doing.cluster})
     shown: dict[str, Any] = msgspec.to_builtins(answer)
     content = shown["content"] or {}

@@ -1,4 +1,9 @@
-"""Operations on nodes: look at them, take them out of service, bring them back, change them."""
+"""Node operations: get, down, drain, resume and update, through ``scontrol update node``.
+
+Each function checks the reason's owner first (:mod:`steward.automation.node_reasons`), then
+``changed`` applies the change and reports old and new state per node. The ``_is_*`` functions
+verify after an interruption whether a change took effect. :data:`OPERATIONS` declares all.
+"""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -18,29 +23,30 @@ NodeList = Annotated[
 ]
 Reason = Annotated[str, msgspec.Meta(description="Why; who says so is put behind it.")]
 _FOR_A_REASON: Final = frozenset({"DOWN", "DRAIN", "FAIL"})
+"""States that require a reason."""
 
 
 class NodesGet(Parameters, frozen=True, kw_only=True):
-    """slurm.node.get."""
+    """Parameters of slurm.node.get."""
 
     nodes: NodeList
 
 
 class NodesOut(Parameters, frozen=True, kw_only=True):
-    """slurm.node.down, slurm.node.drain."""
+    """Parameters of slurm.node.down and slurm.node.drain."""
 
     nodes: NodeList
     reason: Reason
 
 
 class NodesResume(Parameters, frozen=True, kw_only=True):
-    """slurm.node.resume."""
+    """Parameters of slurm.node.resume."""
 
     nodes: NodeList
 
 
 class NodesUpdate(Parameters, frozen=True, kw_only=True):
-    """slurm.node.update."""
+    """Parameters of slurm.node.update."""
 
     nodes: NodeList
     infos: Annotated[
@@ -53,24 +59,24 @@ class NodesUpdate(Parameters, frozen=True, kw_only=True):
 
 
 def get(doing: Doing, asked: NodesGet) -> dict[str, Any]:
-    """What Slurm shows of nodes, by name."""
+    """Return Slurm's details of nodes, by name."""
     if not doing.access.may_see_nodes(doing.asker, doing.cluster):
         raise NotYours(f"nodes of {doing.cluster} are for operators to see (PrivateData)")
     return {name: node.details for name, node in doing.machine.nodes(asked.nodes).items()}
 
 
 def down(doing: Doing, asked: NodesOut) -> dict[str, Any]:
-    """Set nodes down."""
+    """Set nodes down, with a reason."""
     return _taken_out(doing, asked, "DOWN", lambda node: node.base == "DOWN")
 
 
 def drain(doing: Doing, asked: NodesOut) -> dict[str, Any]:
-    """Drain nodes."""
+    """Drain nodes, with a reason."""
     return _taken_out(doing, asked, "DRAIN", lambda node: "DRAIN" in node.flags)
 
 
 def resume(doing: Doing, asked: NodesResume) -> dict[str, Any]:
-    """Bring nodes back into service that are drained, down or failing."""
+    """Resume nodes that are drained, down or failing."""
     nodes = doing.machine.nodes(asked.nodes)
     out = {name: node for name, node in nodes.items() if is_out(node)}
     need_ours(doing, out, "resume it")
@@ -78,7 +84,7 @@ def resume(doing: Doing, asked: NodesResume) -> dict[str, Any]:
 
 
 def update(doing: Doing, asked: NodesUpdate) -> dict[str, Any]:
-    """Change something of nodes; a state or a reason as the other operations do it."""
+    """Update fields of nodes; a state or reason obeys the rules of the other operations."""
     nodes = doing.machine.nodes(asked.nodes)
     infos = _by_slurms_names(asked.infos)
     reason = str(infos.pop("Reason", ""))
@@ -100,6 +106,7 @@ def update(doing: Doing, asked: NodesUpdate) -> dict[str, Any]:
 
 
 def _by_slurms_names(infos: Mapping[str, Any]) -> dict[str, Any]:
+    """Convert names of fields to Slurm's, or raise WrongParameters."""
     from steward.slurm import WrongUpdate
     from steward.slurm.cluster_changes import node_infos
 
@@ -115,6 +122,7 @@ def _taken_out(
     state: Literal["DOWN", "DRAIN"],
     is_done: "Callable[[NodeRecord], bool]",
 ) -> dict[str, Any]:
+    """Set nodes down or drain them, except those that are so already, with the same reason."""
     nodes = doing.machine.nodes(asked.nodes)
     reasons = reasons_for(doing, nodes, asked.reason)
     left = {
@@ -139,16 +147,16 @@ def changed(
     change: Callable[[], Mapping[str, str]],
     meant: Iterable[str] | None = None,
 ) -> dict[str, Any]:
-    """Change nodes, and say of each what became of it.
+    """Apply a change to nodes and return each node's state before and after.
 
     Args:
-        doing: What it is done with.
-        before: The nodes as they were.
-        change: Does it; what Slurm said of each, "" for nothing.
-        meant: Those that there is something to be changed of; all if None.
+        doing: Context of the operation.
+        before: Nodes before the change, by name.
+        change: Function that does it and returns Slurm's error per node, "" for none.
+        meant: Nodes that need the change; None for all.
 
     Raises:
-        DoneInPart: Slurm did not let some be changed.
+        DoneInPart: Slurm rejected the change for some nodes.
     """
     names = list(before if meant is None else meant)
     if doing.dry_run:
@@ -181,6 +189,7 @@ def changed(
 def _line(
     old: str, new: str, reason: str, *, done: bool, would: bool = False, message: str = ""
 ) -> dict[str, Any]:
+    """Describe one node's change for the result."""
     line: dict[str, Any] = {"state": new, "old_state": old, "reason": reason, "changed": done}
     if would:
         line["would_change"] = True
@@ -192,7 +201,7 @@ def _line(
 def _by_reason(
     reasons: Mapping[str, str], change: Callable[[list[str], str], Mapping[str, str]]
 ) -> dict[str, str]:
-    """Change nodes, those of one reason together."""
+    """Change nodes in one call per distinct reason."""
     together: dict[str, list[str]] = {}
     for name, reason in reasons.items():
         together.setdefault(reason, []).append(name)
@@ -203,18 +212,22 @@ def _by_reason(
 
 
 def _is_drained(doing: Doing, asked: NodesOut) -> bool | None:
+    """Check after an interruption: are all nodes drained?"""
     return _all(doing, asked.nodes, lambda node: "DRAIN" in node.flags)
 
 
 def _is_down(doing: Doing, asked: NodesOut) -> bool | None:
+    """Check after an interruption: are all nodes down?"""
     return _all(doing, asked.nodes, lambda node: node.base == "DOWN")
 
 
 def _is_resumed(doing: Doing, asked: NodesResume) -> bool | None:
+    """Check after an interruption: is no node out of service?"""
     return _all(doing, asked.nodes, lambda node: not is_out(node))
 
 
 def _all(doing: Doing, nodes: str, is_so: "Callable[[NodeRecord], bool]") -> bool | None:
+    """Return whether a predicate holds for all nodes; None if Slurm does not answer."""
     try:
         return all(map(is_so, doing.machine.nodes(nodes).values()))
     except StewardError:

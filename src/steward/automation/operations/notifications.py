@@ -1,4 +1,7 @@
-"""Operations that tell people: by mail, and by a post to a webhook that the site names."""
+"""Notification operations: send mail (``notify.email``), post to a webhook (``notify.webhook``).
+
+Webhooks are those that the site names in ``[actions.webhooks]``.
+"""
 
 import re
 from typing import Annotated, Any, Final
@@ -10,12 +13,15 @@ from steward.automation.operation import Doing, Operation, Parameters
 from steward.core.notifications import TIMEOUT_S, Letter, host_of, post_webhook, send_letter
 
 _ADDRESS: Final = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.+=~-]{0,127}(?:@[A-Za-z0-9.-]{1,255})?")
+"""Mail address, or name of a user on this host."""
 _LONGEST_SUBJECT: Final = 500
+"""Maximum length of a subject, in characters."""
 _LONGEST_BODY: Final = 1024 * 1024
+"""Maximum length of a mail, in characters."""
 
 
 class Email(Parameters, frozen=True, kw_only=True):
-    """notify.email."""
+    """Parameters of notify.email."""
 
     to: Annotated[tuple[str, ...], msgspec.Meta(description="Addresses, or users of this host.")]
     subject: Annotated[str, msgspec.Meta(description="One line.")]
@@ -23,7 +29,7 @@ class Email(Parameters, frozen=True, kw_only=True):
 
 
 class Webhook(Parameters, frozen=True, kw_only=True):
-    """notify.webhook."""
+    """Parameters of notify.webhook."""
 
     name: Annotated[
         str, msgspec.Meta(description="Which: a name of [actions.webhooks] in the configuration.")
@@ -60,7 +66,7 @@ def email(doing: Doing, asked: Email) -> dict[str, Any]:
 
 
 def webhook(doing: Doing, asked: Webhook) -> dict[str, Any]:
-    """Tell a webhook."""
+    """Post a JSON message to a configured webhook."""
     known = doing.settings.actions.webhooks
     url = known.get(asked.name)
     if url is None:

@@ -1,4 +1,10 @@
-"""local.command: a program that root has listed, on the host that Steward runs on."""
+"""Program operation ``local.command``: run a program that root has listed, on Steward's host.
+
+The first half checks the list (``[actions] programs_file``) and the program: root must own both,
+their directories and links, and nobody else may write them. Triggers use ``need_listed`` too. The
+second half runs the program without a shell, in a clean environment and within the time limit, and
+keeps the first 64 KiB of each output.
+"""
 
 import os
 import selectors
@@ -20,26 +26,32 @@ from steward.automation.operation import Doing, Operation, Parameters
 from steward.core.errors import UsageError
 from steward.core.processes import end_group
 
+# List of programs
+
 _LONGEST: Final = 1024 * 1024
+"""Bytes read of the list."""
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+"""Permission bits that let others write."""
 _LISTED: Final = "nothing listed there is started"
+"""End of an error message about the list."""
 _STARTED: Final = "what others could exchange is not started"
+"""End of an error message about a program."""
 
 
 class ProgramsFileError(UsageError):
-    """The list of programs is not one that root alone writes."""
+    """The list of programs, or a program, could be written by somebody other than root."""
 
 
 def need_listed(path: str, programs_file: str) -> None:
-    """Refuse a program that is not listed.
+    """Raise an error unless a program is listed and only root can change it.
 
     Args:
-        path: Its absolute path.
-        programs_file: The list ([actions] programs_file).
+        path: Absolute path of the program.
+        programs_file: File that lists allowed programs ([actions] programs_file).
 
     Raises:
         NotYours: It is not listed.
-        ProgramsFileError: The list, or the program, could be written by somebody else than root.
+        ProgramsFileError: The list or the program is writable by somebody other than root.
     """
     if path not in listed(programs_file):
         raise NotYours(f"{path} is not in {programs_file}, where root lists what may be started")
@@ -49,7 +61,8 @@ def need_listed(path: str, programs_file: str) -> None:
             raise NotYours(f"{path} is no program that can be started", path)
         _need_safe(status, path, _STARTED)
         _need_roots_link(path, _STARTED)
-        # Both ways to it: whoever can exchange a link names another program.
+        # Check the parents of both the link and its target: whoever can replace a link chooses the
+        # program.
         for way in {os.path.dirname(path), os.path.dirname(os.path.realpath(path))}:
             _need_directories(way, _STARTED)
     except OSError as error:
@@ -57,13 +70,13 @@ def need_listed(path: str, programs_file: str) -> None:
 
 
 def listed(programs_file: str) -> frozenset[str]:
-    """The programs of the list: an absolute path a line; ``#`` begins a remark.
+    """Read the list of programs: one absolute path per line; ``#`` starts a comment.
 
     Raises:
-        ProgramsFileError: It cannot be read, or could be written by somebody else than root.
+        ProgramsFileError: The file cannot be read, or somebody other than root can write it.
     """
     try:
-        # Followed, where it is a link: what counts is who can write what is read.
+        # Links are followed: what counts is who can write the file that is read.
         with open(programs_file, "rb") as file:
             _need_safe(os.fstat(file.fileno()), programs_file, _LISTED)
             data = file.read(_LONGEST)
@@ -79,6 +92,7 @@ def listed(programs_file: str) -> frozenset[str]:
 
 
 def _need_directories(directory: str, then: str) -> None:
+    """Check that only root can change a directory and all its parents."""
     while True:
         _need_safe(os.stat(directory), directory, then, is_file=False)
         _need_roots_link(directory, then)
@@ -88,12 +102,14 @@ def _need_directories(directory: str, then: str) -> None:
 
 
 def _need_roots_link(path: str, then: str) -> None:
+    """Check that root owns a path itself, which may be a link."""
     if os.lstat(path).st_uid != 0:
         raise ProgramsFileError(f"{path} must be root's: {then}", path)
 
 
 def _need_safe(status: os.stat_result, path: str, then: str, *, is_file: bool = True) -> None:
-    # What is root's stays where it is in a directory with the sticky bit.
+    """Check that root owns a file or directory and nobody else can write it."""
+    # In a directory with the sticky bit nobody else can rename or remove root's entries.
     is_shared = not is_file and bool(status.st_mode & stat.S_ISVTX)
     if status.st_uid != 0 or (status.st_mode & _OTHERS_WRITE and not is_shared):
         raise ProgramsFileError(f"{path} must be root's, and writable by nobody else: {then}", path)
@@ -101,13 +117,16 @@ def _need_safe(status: os.stat_result, path: str, then: str, *, is_file: bool = 
         raise ProgramsFileError(f"{path} is no file", path)
 
 
+# Execution
+
 _MOST_SAID: Final = 64 * 1024
-"""Bytes of what a program writes that are kept, of each of its two outputs."""
+"""Bytes kept of each of a program's two outputs."""
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""PATH of the programs."""
 
 
 class Command(Parameters, frozen=True, kw_only=True):
-    """local.command."""
+    """Parameters of local.command."""
 
     program: Annotated[
         str, msgspec.Meta(description="Its absolute path, as [actions] programs_file lists it.")
@@ -119,7 +138,7 @@ class Command(Parameters, frozen=True, kw_only=True):
 
 
 def run(doing: Doing, asked: Command) -> dict[str, Any]:
-    """Run a program to its end."""
+    """Run a listed program until it exits; return exit code and outputs."""
     words = [asked.program, *asked.arguments]
     if any("\0" in word for word in words):
         raise WrongParameters("local.command: no argument of a program can hold a NUL")
@@ -136,6 +155,7 @@ def run(doing: Doing, asked: Command) -> dict[str, Any]:
 
 
 def _run(words: list[str], doing: Doing) -> tuple[int, str, str]:
+    """Run a program; return its exit code (negative for a signal) and both outputs."""
     environment = {"PATH": _PATH, "LANG": "C.UTF-8", "STEWARD_ACTION": "local.command"}
     try:
         process = subprocess.Popen(
@@ -157,15 +177,15 @@ def _run(words: list[str], doing: Doing) -> tuple[int, str, str]:
     except (TimeoutError, subprocess.TimeoutExpired) as error:
         raise OutOfTime(f"{words[0]} took longer than {doing.timeout_s:g} s", words[0]) from error
     finally:
-        end_group(process)  # what it left running as well
+        end_group(process)  # also ends processes that the program left behind
     return code, *said
 
 
 def _said(stdout: IO[bytes], stderr: IO[bytes], doing: Doing) -> tuple[str, str]:
-    """What a program writes until it closes both; more than is kept is read and left.
+    """Read a program's outputs until it closes both; discard what exceeds the limit.
 
     Raises:
-        TimeoutError: It took too long.
+        TimeoutError: The time limit passed.
     """
     kept = {stdout: bytearray(), stderr: bytearray()}
     with selectors.DefaultSelector() as selector:

@@ -1,4 +1,4 @@
-"""Operations on Slurm's triggers: have slurmctld start a listed program when something happens."""
+"""Trigger operations: set and clear Slurm's triggers (``strigger``) that start a listed program."""
 
 from typing import Annotated, Any, Final
 
@@ -11,7 +11,7 @@ from steward.slurm import EventNeverFires, SlurmError, UnknownEvent, UnknownJob,
 
 
 class TriggerSet(Parameters, frozen=True, kw_only=True):
-    """slurm.trigger.set."""
+    """Parameters of slurm.trigger.set."""
 
     program: Annotated[
         str,
@@ -40,14 +40,14 @@ class TriggerSet(Parameters, frozen=True, kw_only=True):
 
 
 class TriggerUnset(Parameters, frozen=True, kw_only=True):
-    """slurm.trigger.unset."""
+    """Parameters of slurm.trigger.unset."""
 
     trigger_ids: Annotated[tuple[int, ...], msgspec.Meta(description="Their ids.")]
     user: Annotated[str, msgspec.Meta(description="Whose they are.")] = "slurm"
 
 
 def set_(doing: Doing, asked: TriggerSet) -> Any:
-    """Set a trigger: its id, which of one that is there already is that one's."""
+    """Set a trigger and return its id; if an equal one exists, return that one's id."""
     program = asked.program.strip()
     need_listed(program.partition(" ")[0], doing.settings.actions.programs_file)
     job = "" if asked.jobid is None else str(asked.jobid)
@@ -72,7 +72,7 @@ def set_(doing: Doing, asked: TriggerSet) -> Any:
 
 
 def unset(doing: Doing, asked: TriggerUnset) -> dict[str, Any]:
-    """Take triggers away."""
+    """Clear triggers by id."""
     known = {one.id: one for one in doing.triggers.all()}
     for number in asked.trigger_ids:
         if number not in known:
@@ -104,10 +104,10 @@ def unset(doing: Doing, asked: TriggerUnset) -> dict[str, Any]:
 
 
 def _event(asked: TriggerSet, job: str) -> str:
-    """The event that is meant.
+    """Determine the event that a trigger waits for.
 
     Raises:
-        WrongParameters: Nothing names an event; strigger would take a job's time limit.
+        WrongParameters: No event is named; strigger would assume the job's time limit.
     """
     if asked.fini:
         if asked.event not in ("", "fini"):
@@ -124,6 +124,7 @@ def _event(asked: TriggerSet, job: str) -> str:
 
 
 def _need_event(doing: Doing, event: str) -> None:
+    """Raise an error if this Slurm lacks a trigger event or never fires it."""
     known = doing.triggers.events()
     name = {"drain": "drained"}.get(event, event)
     if name not in known:

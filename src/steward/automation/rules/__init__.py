@@ -1,1 +1,1 @@
-"""Rules: what is done about events, and what was done."""
+"""Automation rules: parsed files, matching of events, executions and their history."""

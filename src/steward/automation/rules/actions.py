@@ -1,4 +1,10 @@
-"""What rules can be asked: which there are, what they would do, what they did."""
+"""Rules actions (``rules.*``): check, list, test, enable and disable rules, show their history.
+
+Their context is :class:`RulesRoom`; requests and replies are in
+:mod:`steward.automation.rules.requests`. The handlers come first, then :data:`ACTIONS`, which
+registers them, then ``tried``, the dry run of an event behind ``rules.test``, which ``steward rules
+test`` also calls without a daemon.
+"""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
@@ -41,11 +47,11 @@ if TYPE_CHECKING:
 
 
 class RulesRoom:
-    """The context of the rules' actions.
+    """Context of the rules' actions: loaded rules, history store and permission checks.
 
     Args:
         settings: The whole configuration.
-        access: Who may see and do what.
+        access: Checks what a caller may see and do.
     """
 
     def __init__(self, settings: Settings, *, access: Access) -> None:
@@ -54,25 +60,25 @@ class RulesRoom:
         self._book: tuple[Signature, Book] | None = None
 
     def need_operator(self, asker: Asker) -> None:
-        """Let operators of every cluster pass: rules see all jobs and nodes.
+        """Check that the caller is an operator of every cluster: rules see all jobs and nodes.
 
         Raises:
-            NotYours: The asker is none.
+            NotYours: The caller is not.
         """
         if not all(self._access.is_operator(asker, name) for name in self._clusters()):
             raise NotYours("rules see everybody's jobs: they are for operators", asker.user)
 
     def need_administrator(self, asker: Asker) -> None:
-        """Let administrators of every cluster pass.
+        """Check that the caller is an administrator of every cluster.
 
         Raises:
-            NotYours: The asker is none.
+            NotYours: The caller is not.
         """
         if not all(self._access.is_administrator(asker, name) for name in self._clusters()):
             raise NotYours("rules are switched by administrators", asker.user)
 
     def book(self) -> "Book":
-        """The rules, as their files are now."""
+        """Return the rules, reloaded if their files have changed."""
         from steward.automation.rules.rulebook import load, signature
 
         now = signature(self.settings.rules)
@@ -81,24 +87,25 @@ class RulesRoom:
         return self._book[1]
 
     def store(self, *, read_only: bool = True) -> "Store":
-        """The history.
+        """Open the rules' database.
 
         Raises:
-            SqliteUnavailable: It cannot be used now, or is not there yet.
+            SqliteUnavailable: It cannot be opened now, or does not exist yet.
         """
         from steward.automation.rules.store import Store
 
         return Store(self.settings.state_dir, read_only=read_only)
 
     def _clusters(self) -> list[str]:
+        """Return the names of all clusters."""
         return list(self.settings.cluster) or [""]
 
 
 def check(room: RulesRoom, asker: Asker, request: CheckRequest) -> CheckAnswer:  # noqa: ARG001 - an action's shape
-    """Whether the rules' files are right.
+    """Check the rules' files and return their errors.
 
     Raises:
-        NotYours: The asker is no operator.
+        NotYours: The caller is not an operator.
     """
     room.need_operator(asker)
     rules = room.book()
@@ -106,7 +113,7 @@ def check(room: RulesRoom, asker: Asker, request: CheckRequest) -> CheckAnswer: 
 
 
 def checked(rules: "Sequence[Rule]", troubles: "Iterable[Trouble]") -> CheckAnswer:
-    """What there is to say of rules that are right, and of files that are wrong."""
+    """Report valid rules, with differences from StackStorm, and errors of invalid files."""
     from steward.automation.rules.rulebook import differences
 
     return CheckAnswer(
@@ -119,10 +126,10 @@ def checked(rules: "Sequence[Rule]", troubles: "Iterable[Trouble]") -> CheckAnsw
 
 
 def list_(room: RulesRoom, asker: Asker, request: ListRequest) -> ListAnswer:  # noqa: ARG001 - an action's shape
-    """Which rules there are.
+    """List the rules with their switches and execution counts.
 
     Raises:
-        NotYours: The asker is no operator.
+        NotYours: The caller is not an operator.
     """
     room.need_operator(asker)
     rules = room.book()
@@ -151,7 +158,7 @@ def list_(room: RulesRoom, asker: Asker, request: ListRequest) -> ListAnswer:  #
 
 
 def _known(room: RulesRoom) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What was switched, and how often each rule acted; nothing where none ever ran."""
+    """Return switches and execution counts by rule; empty if no rule ever ran."""
     try:
         store = room.store()
     except SqliteUnavailable:
@@ -163,11 +170,11 @@ def _known(room: RulesRoom) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def try_(room: RulesRoom, asker: Asker, request: TryRequest) -> TryAnswer:
-    """What rules would make of an event.
+    """Test an event against rules without running anything.
 
     Raises:
-        NotYours: The asker is no operator.
-        UsageError: There is no such rule, or the event is none.
+        NotYours: The caller is not an operator.
+        UsageError: The rule does not exist, or the event is invalid.
     """
     room.need_operator(asker)
     rules = room.book()
@@ -179,26 +186,27 @@ def try_(room: RulesRoom, asker: Asker, request: TryRequest) -> TryAnswer:
 
 
 def enable(room: RulesRoom, asker: Asker, request: SwitchRequest) -> SwitchAnswer:
-    """Switch a rule on.
+    """Enable a rule, whatever its file says.
 
     Raises:
-        NotYours: The asker is no administrator.
-        UsageError: There is no such rule.
+        NotYours: The caller is not an administrator.
+        UsageError: The rule does not exist.
     """
     return _switch(room, asker, request.rule, enabled=True)
 
 
 def disable(room: RulesRoom, asker: Asker, request: SwitchRequest) -> SwitchAnswer:
-    """Switch a rule off; what waits is not done any more.
+    """Disable a rule; its waiting executions will not run.
 
     Raises:
-        NotYours: The asker is no administrator.
-        UsageError: There is no such rule.
+        NotYours: The caller is not an administrator.
+        UsageError: The rule does not exist.
     """
     return _switch(room, asker, request.rule, enabled=False)
 
 
 def _switch(room: RulesRoom, asker: Asker, name: str, *, enabled: bool) -> SwitchAnswer:
+    """Override a rule's file and return the previous state."""
     room.need_administrator(asker)
     rule = _named(room.book(), name)
     store = room.store(read_only=False)
@@ -211,11 +219,11 @@ def _switch(room: RulesRoom, asker: Asker, name: str, *, enabled: bool) -> Switc
 
 
 def history(room: RulesRoom, asker: Asker, request: HistoryRequest) -> HistoryAnswer:
-    """What rules did.
+    """List executions of rules, newest first.
 
     Raises:
-        NotYours: The asker is no operator.
-        TimeError: ``since`` is no time.
+        NotYours: The caller is not an operator.
+        TimeError: ``since`` is not a valid time.
     """
     room.need_operator(asker)
     since = None
@@ -224,7 +232,7 @@ def history(room: RulesRoom, asker: Asker, request: HistoryRequest) -> HistoryAn
     try:
         store = room.store()
     except SqliteUnavailable:
-        # Nothing was ever done.
+        # The database does not exist yet: no rule has run.
         return HistoryAnswer(executions=())
     try:
         found = store.history(
@@ -242,6 +250,7 @@ def history(room: RulesRoom, asker: Asker, request: HistoryRequest) -> HistoryAn
 
 
 def _named(rules: "Book", name: str) -> "Rule":
+    """Return the rule with this name, or raise UsageError."""
     if name not in rules.rules:
         known = ", ".join(rules.rules) or "none"
         raise UsageError(f"there is no rule {name!r}: there are {known}", name)
@@ -249,11 +258,13 @@ def _named(rules: "Book", name: str) -> "Rule":
 
 
 def _is_on(rule: "Rule", switches: dict[str, Any]) -> bool:
+    """Return whether a rule is enabled, by switch or file."""
     switch = switches.get(rule.name)
     return rule.enabled if switch is None else bool(switch.enabled)
 
 
 def _troubles(rules: "Book") -> tuple[TroubleLine, ...]:
+    """Return the errors of invalid rule files."""
     return tuple(TroubleLine(path=one.path, what=one.what) for one in rules.troubles)
 
 
@@ -313,19 +324,22 @@ ACTIONS: Final = (
 )
 
 
+# Test of an event against rules (rules.test)
+
+
 def tried(
     given: dict[str, Any], rules: Iterable[Rule], on: set[str], *, explicit: bool
 ) -> TryAnswer:
-    """What some rules would make of an event.
+    """Test an event against rules: which match, and with which parameters each would act.
 
     Args:
-        given: The event, in one of the forms of :class:`TryRequest`.
-        rules: The rules.
-        on: Names of those that are on.
-        explicit: Whether rules of another trigger are told as well.
+        given: Event, in one of the forms of :class:`TryRequest`.
+        rules: Rules to test.
+        on: Names of the enabled rules.
+        explicit: Whether to include rules for another type of trigger.
 
     Raises:
-        UsageError: The event is none.
+        UsageError: The event is invalid.
     """
     trigger = _trigger(given)
     lines = [
@@ -337,6 +351,7 @@ def tried(
 
 
 def _tried(rule: Rule, trigger: Trigger, enabled: bool) -> TriedLine:
+    """Test one rule against a trigger."""
     line = TriedLine(rule=rule.name, enabled=enabled, matches=False)
     if rule.trigger != trigger.type:
         why = f"it is about {rule.trigger}"
@@ -353,10 +368,10 @@ def _tried(rule: Rule, trigger: Trigger, enabled: bool) -> TriedLine:
 
 
 def _trigger(given: dict[str, Any]) -> Trigger:
-    """What an event is to rules, from either form.
+    """Convert an event in either form of :class:`TryRequest` to a trigger.
 
     Raises:
-        UsageError: It has neither form, or rules are not told of its kind.
+        UsageError: The event has neither form, or rules do not handle its kind.
     """
     if "trigger" in given:
         name, payload = str(given["trigger"]), given.get("payload")
@@ -375,7 +390,7 @@ def _trigger(given: dict[str, Any]) -> Trigger:
     except msgspec.ValidationError as error:
         raise UsageError(f"this is no event of kind {kind}: {error}") from error
     event = msgspec.structs.replace(event, body=body)
-    # What came before is not in the event: where it failed, this is its first failure.
+    # The event does not include earlier failures: if it is a failure, count it as the first.
     count = int(bool(getattr(body, "failed", False)))
     found = trigger_of(event, lambda _event: {name: count for name, _ in WINDOWS})
     if found is None:

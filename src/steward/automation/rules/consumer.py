@@ -1,7 +1,9 @@
-"""The consumer ``rules``: decides what rules do about events, and has it done.
+"""Consumer ``rules``: matches journal events against the rules and runs their actions.
 
-What is decided on an event and the cursor are one transaction of rules.db, so that
-each rule decides once on each event, however often the process is killed.
+:class:`RulesConsumer` decides in ``apply`` (:mod:`steward.automation.rules.decisions`) and runs
+executions in ``tick`` (:mod:`steward.automation.rules.execution`). Decisions and the journal cursor
+are one transaction of rules.db, so each rule decides once on each event, however often the process
+is killed. Changed rule files are reloaded within 2 seconds; old history is removed once an hour.
 """
 
 import logging
@@ -25,22 +27,26 @@ from steward.core.sqlite import transaction
 log = logging.getLogger(__name__)
 
 _RELOAD_S: Final = 2.0
+"""Interval of checks for changed rule files, in seconds."""
 _FORGET_S: Final = 3600.0
+"""Interval of removals of old history, in seconds."""
 _LONGEST_WINDOW_S: Final = max(seconds for _, seconds in WINDOWS)
+"""Retention of node failures, in seconds."""
 _BATCH: Final = 200
+"""Events per transaction."""
 
 
 class RulesConsumer:
-    """Runs the rules; see ``steward.core.consumers.Consumer``.
+    """Journal consumer that runs the rules; see ``steward.core.consumers.Consumer``.
 
     Args:
         settings: The whole configuration.
-        make_hand: Makes what actions are done with, for one thread at a time.
-        clock: Tells the present moment.
-        store: Database of rules. If None, the consumer opens it in the state directory.
+        make_hand: Creates the object that runs actions, one per thread.
+        clock: Returns the current time.
+        store: Database of the rules. If None, the consumer opens it in the state directory.
 
     Raises:
-        SqliteUnavailable: The database cannot be used now.
+        SqliteUnavailable: The database cannot be opened now.
     """
 
     name = "rules"
@@ -70,14 +76,14 @@ class RulesConsumer:
         self._reload_at = self._forget_at = 0.0
 
     def cursor(self) -> int:
-        """Position of the last event that was decided on; 0 at first."""
+        """Return the position of the last event decided on; 0 at first."""
         return self._store.cursor()
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:
-        """Decide on events, and move the cursor to ``upto``.
+        """Decide on events and move the cursor to ``upto``, in one transaction.
 
         Raises:
-            Unavailable: The database or the journal is away.
+            Unavailable: The database or the journal is unavailable.
         """
         self._telling.send(append)
         rules = list(self._switched_on().values())
@@ -93,6 +99,7 @@ class RulesConsumer:
             self._telling.send(append, upto, said)
 
     def _decided(self, events: Sequence[Event], rules: list[Rule]) -> list[Execution]:
+        """Decide on events and return the executions created."""
         wanted = {rule.trigger for rule in rules}
         if not wanted:
             return []
@@ -106,22 +113,22 @@ class RulesConsumer:
         return found
 
     def tick(self, append: Append) -> float:
-        """Take in what actions have come to, and start what is due.
+        """Process results of running actions and start those that are due; return seconds to wait.
 
         Raises:
-            Unavailable: The database or the journal is away.
+            Unavailable: The database or the journal is unavailable.
         """
         wait_s = self._executing.turn(self._switched_on())
         self._telling.send(append)
         return min(wait_s, self._forget())
 
     def close(self) -> None:
-        """Wait a little for what is under way, and let go of the database."""
+        """Wait up to 2.5 seconds for running actions, then close the database."""
         self._executing.close()
         self._store.close()
 
     def _switched_on(self) -> dict[str, Rule]:
-        """The rules that are on, as the files and those who switch rules say now."""
+        """Return the enabled rules, after reloading changed files."""
         now = time.monotonic()
         if now >= self._reload_at:
             self._reload_at = now + _RELOAD_S
@@ -129,6 +136,7 @@ class RulesConsumer:
         return switched_on(self._book, self._store)
 
     def _reload(self) -> None:
+        """Reload the rules if their files have changed, and log their errors."""
         signature = rulebook.signature(self._settings)
         if signature == self._signature:
             return
@@ -139,6 +147,7 @@ class RulesConsumer:
         log.info("%d rules, %d on", len(self._book.rules), len(self._switched_on()))
 
     def _forget(self) -> float:
+        """Remove old history when due; return seconds until the next time."""
         now = time.monotonic()
         if now < self._forget_at:
             return self._forget_at - now
@@ -152,7 +161,7 @@ class RulesConsumer:
 
 
 def switched_on(rules: Book, store: Store) -> dict[str, Rule]:
-    """The rules that are on: as their files say, or whoever switched them."""
+    """Return the enabled rules: switches of administrators override the files."""
     switches = store.switches()
     return {
         name: rule

@@ -1,8 +1,9 @@
-"""StackStorm's criteria: whether a trigger's payload is one that a rule is about.
+"""Rule criteria as in StackStorm: operators that compare a trigger's payload with patterns.
 
-The operators are those of StackStorm's rules, by all of their names, and answer
-as they do there: what cannot be compared (text with a number, anything with what is
-not there) does not match.
+``missed`` finds the first criterion that fails, ``holds`` evaluates one. Operators have the names,
+aliases and results of StackStorm's: values that cannot be compared (text with a number, anything
+with an absent field) do not match. ``within`` limits the time that criteria and templates may take,
+since a regular expression can run for hours.
 """
 
 import fnmatch
@@ -23,19 +24,22 @@ from steward.automation.errors import AutomationError
 from steward.automation.rules.model import Criterion
 from steward.automation.rules.templates import render_text
 
+# Evaluation
+
 Payload = Mapping[str, Any]
 
 _LONGEST_TEXT: Final = 65536
+"""Maximum number of characters of a payload text that are compared."""
 
 
 class Missed(msgspec.Struct, frozen=True, kw_only=True):
-    """A criterion that a payload does not stand.
+    """Criterion that a payload fails, for the explanation to people.
 
     Attributes:
-        key: The criterion's key, as the rule has it.
+        key: Key of the criterion in the rule's file.
         type: Its operator.
-        pattern: What it was compared with, rendered.
-        value: What the payload has there; None where it has nothing.
+        pattern: Rendered pattern it was compared with.
+        value: Value in the payload; None if absent.
     """
 
     key: str
@@ -45,7 +49,7 @@ class Missed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def missed(criteria: Iterable[Criterion], payload: Payload, now: datetime) -> Missed | None:
-    """The first criterion that a payload does not stand; None if it stands all."""
+    """Return the first criterion that a payload fails, or None if all hold."""
     for one in criteria:
         value = look_up(payload, one.path)
         pattern = render_text(one.pattern, payload) if one.is_template else one.pattern
@@ -55,7 +59,7 @@ def missed(criteria: Iterable[Criterion], payload: Payload, now: datetime) -> Mi
 
 
 def look_up(payload: Any, path: Iterable[str | int]) -> Any:
-    """What is at a path of a payload; None where nothing is."""
+    """Return the value at a path of a payload, or None."""
     found = payload
     for step in path:
         if isinstance(found, Mapping):
@@ -68,7 +72,7 @@ def look_up(payload: Any, path: Iterable[str | int]) -> Any:
 
 
 def holds(one: Criterion, value: Any, pattern: Any, now: datetime) -> bool:
-    """Whether a value stands a criterion."""
+    """Return whether a value satisfies a criterion."""
     if isinstance(value, str):
         value = value[:_LONGEST_TEXT]
     if one.type == "search":
@@ -80,11 +84,12 @@ def holds(one: Criterion, value: Any, pattern: Any, now: datetime) -> bool:
     try:
         return bool(_COMPARES[one.type](value, pattern))
     except (TypeError, AttributeError, ValueError, re.error):
-        # What cannot be compared does not match: StackStorm's answer, too.
+        # Values that cannot be compared do not match, as in StackStorm.
         return False
 
 
 def _search(one: Criterion, value: Any, now: datetime) -> bool:
+    """Evaluate ``search``: compare the items of a list with inner criteria."""
     if not isinstance(value, list | tuple):
         return False
     of_items, of_criteria = _CONDITIONS[one.condition]
@@ -99,6 +104,7 @@ def _search(one: Criterion, value: Any, now: datetime) -> bool:
 def _time_differs(
     value: Any, seconds: Any, compare: Callable[[float, float], bool], now: datetime
 ) -> bool:
+    """Compare the age of a time in the payload with a number of seconds."""
     try:
         then = datetime.fromisoformat(value)
     except (TypeError, ValueError):
@@ -109,13 +115,17 @@ def _time_differs(
 
 
 def _lower(text: str) -> str:
+    """Convert to lower case; raises TypeError or AttributeError for other types."""
     return text.lower()
 
 
 @lru_cache(maxsize=512)
 def _compiled(pattern: str, flags: int) -> re.Pattern[str]:
+    """Compile a regular expression, cached."""
     return re.compile(pattern, flags)
 
+
+# Operators
 
 _COMPARES: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "equals": lambda value, pattern: value == pattern,
@@ -140,10 +150,12 @@ _COMPARES: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "inside": lambda value, pattern: value in pattern,
     "ninside": lambda value, pattern: value not in pattern,
 }
+"""Comparison function of each operator: ``compare(value, pattern)``."""
 _TIMES: Final[dict[str, Callable[[float, float], bool]]] = {
     "timediff_lt": operator.lt,
     "timediff_gt": operator.gt,
 }
+"""Comparison function of the operators on times."""
 _SHORT: Final = {
     "eq": "equals",
     "neq": "nequals",
@@ -155,7 +167,9 @@ _SHORT: Final = {
     "in": "inside",
     "nin": "ninside",
 }
+"""Short names of operators."""
 _WITHOUT_PATTERN: Final = frozenset({"exists", "nexists", "nequals"})
+"""Operators that work without a pattern."""
 _CONDITIONS: Final = {
     "any": (any, all),
     "all": (all, all),
@@ -164,48 +178,52 @@ _CONDITIONS: Final = {
     "any2any": (any, any),
     "all2any": (all, any),
 }
+"""For each condition of ``search``: how items combine, then how criteria combine."""
 
 REGULAR: Final = frozenset({"regex", "iregex", "matchregex"})
 """Operators whose pattern is a regular expression."""
 TIMED: Final = frozenset(_TIMES)
 """Operators whose pattern is a number of seconds."""
 CONDITIONS: Final = frozenset(_CONDITIONS)
-"""What ``search`` takes as its condition."""
+"""Values of ``condition`` for the operator ``search``."""
 
 
 def operators() -> list[str]:
-    """The operators' names, long and short."""
+    """Return all operator names, long and short, sorted."""
     return sorted({*_COMPARES, *_TIMES, *_SHORT, "search"})
 
 
 def in_long(name: str) -> str | None:
-    """An operator's long name, from any of its names in any case; None where there is none."""
+    """Return an operator's long name, given any of its names in any case; None if unknown."""
     name = name.lower()
     name = _SHORT.get(name, name)
     return name if name in _COMPARES or name in _TIMES or name == "search" else None
 
 
+# Time limit
+
+
 class TookTooLong(AutomationError):
-    """Something was ended because it took longer than it may."""
+    """A rule's criteria or templates exceeded their time limit."""
 
 
 class _Alarm(BaseException):
-    """Raised in the midst of it; not an Exception, so that templates do not catch it."""
+    """Raised by the timer. Not an Exception, so that templates cannot catch it."""
 
 
 @contextmanager
 def within(limit_s: float, what: str) -> Iterator[None]:
-    """End what is in the block after so many seconds.
+    """Limit the run time of a block by an alarm signal.
 
-    Alarms reach the main thread alone, so in others there is no bound; rules are decided in
-    the main thread of their process.
+    Python delivers signals only to the main thread, so there is no limit in other threads; rules
+    are decided in the main thread of their process.
 
     Args:
-        limit_s: The most seconds.
-        what: What is being done, for the message.
+        limit_s: Time limit in seconds.
+        what: Description of the work, for the error message.
 
     Raises:
-        TookTooLong: It was ended.
+        TookTooLong: The time limit passed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -222,7 +240,7 @@ def within(limit_s: float, what: str) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, limit_s)
             yield
         finally:
-            # One that rings from here on finds it over.
+            # An alarm that fires from here on has no effect.
             is_over = True
             signal.setitimer(signal.ITIMER_REAL, 0.0)
     except _Alarm:

@@ -1,4 +1,9 @@
-"""What rules make of an event: which of them act on it, and which are held back, and why."""
+"""Decisions of rules: which rules act on an event, which are held back, and why.
+
+:class:`Deciding` is called by the consumer within its transaction. For each enabled rule of the
+event's trigger type it compares criteria, applies maximum age, de-duplication and rate limit,
+renders the parameters, and stores an execution (waiting, held back or failed).
+"""
 
 import logging
 import time
@@ -19,17 +24,19 @@ from steward.core.events import Event
 log = logging.getLogger(__name__)
 
 LIMIT_S: Final = 0.5
-"""Seconds that a rule's criteria, and again its templates, may take with one event."""
+"""Time limit for a rule's criteria, and again for its templates, per event, in seconds."""
 _LEFT_OUT_S: Final = 60.0
+"""Time for which a rule that exceeded its time limit is skipped, in seconds."""
 _LONGEST_SUBJECT: Final = 500
+"""Maximum length of a subject, in characters."""
 
 
 class Deciding:
-    """Decides on events.
+    """Decides which executions an event causes.
 
     Args:
-        store: What was decided before.
-        dry_run: Whether every rule's action is only described.
+        store: Earlier decisions, and where new ones are stored.
+        dry_run: Whether actions of all rules only report what they would do.
     """
 
     def __init__(self, store: Store, *, dry_run: bool) -> None:
@@ -40,15 +47,15 @@ class Deciding:
     def decide(
         self, event: Event, trigger: Trigger, rules: Iterable[Rule], now: datetime
     ) -> list[Execution]:
-        """The executions that an event gives, recorded, within a transaction.
+        """Create and store the executions that an event causes, within a transaction.
 
-        What was decided before is not decided again.
+        Rules that have decided on this event before are skipped.
 
         Args:
             event: The event.
-            trigger: What it is to rules.
-            rules: Those that are switched on.
-            now: The present moment.
+            trigger: The event as a trigger.
+            rules: Enabled rules.
+            now: Current time.
         """
         found = []
         for rule in rules:
@@ -63,6 +70,7 @@ class Deciding:
     def _of_rule(
         self, rule: Rule, event: Event, trigger: Trigger, now: datetime
     ) -> Execution | None:
+        """Decide for one rule; None if it does not match."""
         care = rule.care
         if time.monotonic() < self._left_out.get(rule.name, 0.0):
             return None
@@ -89,13 +97,13 @@ class Deciding:
             log.error("rule %s could not be applied to %s: %s", rule.name, event.key, error)
             return ended(one, "failed", str(error))
         except TookTooLong as error:
-            # With a batch of events like this one it would hold up those of all rules.
+            # More events like this one would delay all rules, so this rule is skipped for a while.
             self._left_out[rule.name] = time.monotonic() + _LEFT_OUT_S
             log.error("rule %s is left out for %g s: %s", rule.name, _LEFT_OUT_S, error)
             return ended(one, "failed", str(error))
 
     def _held_back(self, rule: Rule, one: Execution, now: datetime) -> str:
-        """Why a rule that is about an event does not act on it; "" where it does."""
+        """Return why a matching rule does not act on an event; "" if it acts."""
         care = rule.care
         age_s = (now - one.at).total_seconds()
         if age_s > care.max_age_s:
@@ -113,10 +121,10 @@ class Deciding:
 
 
 def why_not(rule: Rule, trigger: Trigger, now: datetime) -> Missed | None:
-    """What a trigger does not have that a rule is about; None where the rule is about it.
+    """Return the first condition of a rule that a trigger fails; None if the rule matches.
 
     Raises:
-        TookTooLong: The rule's criteria take too long with it.
+        TookTooLong: The rule's criteria exceed the time limit.
     """
     for name, value in rule.wanted.items():
         found = trigger.payload.get(name)
@@ -128,11 +136,11 @@ def why_not(rule: Rule, trigger: Trigger, now: datetime) -> Missed | None:
 
 
 def rendered(rule: Rule, trigger: Trigger) -> dict[str, Any]:
-    """A rule's parameters, filled in.
+    """Render a rule's parameters with a trigger's payload.
 
     Raises:
         RenderError: A template cannot be rendered.
-        TookTooLong: It takes too long.
+        TookTooLong: The templates exceed the time limit.
     """
     with within(LIMIT_S, f"the templates of rule {rule.name}"):
         parameters: dict[str, Any] = render(rule.parameters, trigger.payload)
@@ -140,7 +148,7 @@ def rendered(rule: Rule, trigger: Trigger) -> dict[str, Any]:
 
 
 def subject(rule: Rule, trigger: Trigger) -> str:
-    """What a trigger is about, for a rule's de-duplication."""
+    """Compute the subject of a trigger, the value by which a rule de-duplicates."""
     paths = rule.care.dedup_by
     payload: Mapping[str, Any] = trigger.payload
     values = [look_up(payload, path) for path in paths] if paths else list(subject_of(trigger))
@@ -148,7 +156,7 @@ def subject(rule: Rule, trigger: Trigger) -> str:
 
 
 def ended(one: Execution, status: str, message: str) -> Execution:
-    """An execution that ends before it began."""
+    """Return an execution that ends without starting: held back or failed."""
     return msgspec.structs.replace(
         one, phase="ended", status=status, message=message, ended=one.made
     )

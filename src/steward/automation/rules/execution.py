@@ -1,4 +1,13 @@
-"""What a rule's action is done with: by one thread at a time, which may wait long."""
+"""Execution of rules' actions: start what is due, retry, recover after a crash, emit end events.
+
+- :class:`RunnersHand` runs actions for rules and inspects Slurm (protocol :class:`Hand`); each is
+  used by one thread at a time, since calls may wait long for Slurm.
+- :class:`Telling` stores how executions ended together with journal events about it (outbox).
+- :class:`Executing` is the scheduler. ``turn``, called by the consumer, starts due executions in
+  threads, at most one per rule, and processes what the threads return. Before an action that takes
+  nodes away it checks the node limit. After a time-out or a restart it finds out from the audit log
+  and Slurm whether the change took effect.
+"""
 
 import logging
 import threading
@@ -35,21 +44,27 @@ from steward.core.sqlite import transaction
 from steward.jobs.outbox import Outbox
 
 _CLOCKS_S: Final = 1.0
+"""Tolerance for differences of clocks, in seconds."""
 _MOST_ROWS: Final = 1000
+"""Audit log entries searched for an execution's."""
 
 Traces = Literal["ended", "not-begun", "done", "not-done", "running", "unseen"]
+"""How far an action got before a restart, see :class:`Found`."""
+
+
+# Running actions and inspecting Slurm
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """What Slurm shows of nodes.
+    """Snapshot of nodes, for the limit on nodes that rules may take away.
 
     Attributes:
-        wanted: Those that an action would take away.
-        available: Those that take jobs: their state lets them, no reservation has them, and
-            every partition of theirs is up.
-        names: All of them.
-        members: The nodes of each partition that is up.
-        seen: When the look began.
+        wanted: Nodes that the action would take away.
+        available: Nodes that accept jobs: their state allows it, no reservation has them, and all
+            their partitions are up.
+        names: All nodes.
+        members: Nodes of each partition that is up.
+        seen: Time when the query began.
     """
 
     wanted: frozenset[str]
@@ -59,7 +74,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     seen: datetime
 
     def has_back(self, taken: Taken) -> bool:
-        """Whether a node that was taken is seen to be given back, or is gone."""
+        """Return whether a taken node accepts jobs again or no longer exists."""
         if taken.node not in self.names:
             return True
         if taken.node not in self.available:
@@ -68,18 +83,18 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total(self) -> int:
-        """How many nodes there are."""
+        """Return the number of nodes."""
         return len(self.names)
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of an action that was started, and of whose end nobody told.
+    """What is known about an action that started and whose end was not recorded.
 
     Attributes:
         traces: ``ended`` (the audit log tells how), ``not-begun`` (nothing was changed),
             ``done`` and ``not-done`` (Slurm shows it), ``running`` (whoever runs it lives),
             or ``unseen``.
-        row: What the audit log has of it.
+        row: Its entry in the audit log.
     """
 
     traces: Traces
@@ -87,10 +102,10 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hand(Protocol):
-    """Does what rules want done; any of it may wait for Slurm or for others."""
+    """Protocol for running actions and inspecting Slurm; every call may block for long."""
 
     def look(self, one: Execution) -> Look:
-        """What Slurm shows of the nodes that an action would take away."""
+        """Query Slurm for the nodes that an action would take away."""
         ...
 
     def run(self, one: Execution, timeout_s: float | None) -> Ran:
@@ -98,24 +113,25 @@ class Hand(Protocol):
         ...
 
     def check(self, one: Execution) -> bool | None:
-        """Whether what an action was to change is so; None where that cannot be seen."""
+        """Return whether the change is in effect; None if that cannot be determined."""
         ...
 
     def find(self, one: Execution) -> Found:
-        """What became of an action of which only its start is known."""
+        """Find out how far an action got of which only the start is known."""
         ...
 
 
 MakeHand = Callable[[], Hand]
+"""Creates a :class:`Hand` for one thread."""
 
 
 class RunnersHand:
-    """A hand of its own Runner.
+    """Runs rules' actions through a Runner of its own, as Steward's user.
 
     Args:
         settings: The whole configuration.
-        access: Who may see and do what.
-        registry: What other rooms can be asked for; of this hand alone.
+        access: Checks what a caller may see and do.
+        registry: All actions; used by this object alone.
     """
 
     def __init__(self, settings: Settings, access: Access, registry: Registry) -> None:
@@ -166,7 +182,7 @@ class RunnersHand:
         """See :class:`Hand`.
 
         Raises:
-            StewardError: What stood against it; nothing was changed.
+            StewardError: The action failed before it changed anything.
         """
         return self._runner.run(
             one.action,
@@ -182,7 +198,7 @@ class RunnersHand:
         """See :class:`Hand`.
 
         Raises:
-            StewardError: It cannot be asked now.
+            StewardError: Slurm cannot be queried now.
         """
         return self._runner.check(
             one.action,
@@ -195,11 +211,11 @@ class RunnersHand:
     def find(self, one: Execution) -> Found:
         """See :class:`Hand`.
 
-        The audit log has a row of every change before it is made, so that what has
-        no row was not begun.
+        Every change has a row in the audit log before it is made, so an action without a row was
+        not begun.
 
         Raises:
-            StewardError: It cannot be asked now.
+            StewardError: Slurm or the audit log cannot be queried now.
         """
         if one.dry_run or not operation(one.action).changes:
             return Found(traces="not-begun")
@@ -216,6 +232,7 @@ class RunnersHand:
         return Found(traces="done" if is_done else "not-done", row=row)
 
     def _row_of(self, one: Execution) -> AuditRow | None:
+        """Find the audit log entry of an execution's last start, or None."""
         assert one.started is not None, one
         rows = self._runner.audit.rows(
             limit=_MOST_ROWS,
@@ -224,34 +241,40 @@ class RunnersHand:
             cluster=self._cluster(one),
             uid=self._asker.uid,
         )
-        # A rule's executions come one after the other, so the first one since is this one's.
+        # A rule's executions run one after another, so the first entry since the start is this
+        # one's.
         mine = [row for row in rows if row.speaker == _speaker(one) and row.at >= one.started]
         return mine[-1] if mine else None
 
     def _cluster(self, one: Execution) -> str:
+        """Return the configured cluster of an execution; "" if its event's cluster is unknown."""
         return one.cluster if one.cluster in self._settings.cluster else ""
 
 
 def _speaker(one: Execution) -> str:
+    """Return the name that signs reasons set by a rule."""
     return f"rule {one.rule}"
 
 
 def message_of(ran: Ran) -> str:
-    """What is told of a run in one line."""
+    """Summarize a run in one line: its error, or its result if that is text."""
     if ran.message:
         return ran.message
     told: Any = ran.result
     return told if isinstance(told, str) else ""
 
 
+# End events
+
 SOURCE: Final = "rules"
+"""Source name of the events."""
 
 
 class Telling:
-    """Records ends together with the events that tell of them, and sends those.
+    """Stores ends of executions together with events about them, and sends those to the journal.
 
     Args:
-        store: The history.
+        store: Database of the rules.
     """
 
     def __init__(self, store: Store) -> None:
@@ -260,7 +283,7 @@ class Telling:
         self._untold: list[Event] = []
 
     def put(self, ended: Iterable[Execution]) -> list[Event]:
-        """Have executions told that ended, within a transaction; what is to be sent after it."""
+        """Put events about ended executions into the outbox, within a transaction; return them."""
         events = [_event_of(one) for one in ended]
         if events:
             self._outbox.put(events)
@@ -276,29 +299,30 @@ class Telling:
         result: Any = None,
         audit: int = 0,
     ) -> None:
-        """Record how an execution ended, and have it told."""
+        """Store how an execution ended, with its event."""
         with transaction(self._store.connection, self._store.path):
             ended = self._store.end(one, status, now, message=message, result=result, audit=audit)
             self._outbox.put([_event_of(ended)])
         self._untold.append(_event_of(ended))
 
     def send(self, append: Append, upto: int | None = None, events: Sequence[Event] = ()) -> None:
-        """Tell what there is, then move the cursor.
+        """Send all pending events to the journal, then move the cursor.
 
         Args:
-            append: Appends to the journal.
-            upto: Where the cursor is to be; None to leave it.
-            events: What was put, once that is committed.
+            append: Appends events to the journal.
+            upto: New position of the cursor; None to leave it.
+            events: Events returned by ``put``, after that transaction was committed.
 
         Raises:
-            Unavailable: The journal is away.
+            Unavailable: The journal is unavailable.
         """
-        # What could not be sent stays in the outbox, which sends it with the next.
+        # Events that cannot be sent stay in the outbox, which sends them with the next ones.
         untold, self._untold = [*self._untold, *events], []
         self._outbox.send(append, upto, untold)
 
 
 def _event_of(one: Execution) -> Event:
+    """Build the rule.execution event of an ended execution."""
     at = one.ended or one.made
     return Event(
         kind=RULE_EXECUTION,
@@ -319,32 +343,41 @@ def _event_of(one: Execution) -> Event:
     )
 
 
+# Scheduler
+
 log = logging.getLogger(__name__)
 
 MOST_AT_ONCE: Final = 8
-"""How many executions, of as many rules, are under way at once."""
+"""Maximum number of executions that run at the same time, each of another rule."""
 GRACE_S: Final = 30.0
-"""Seconds beyond its time-out after which nobody waits for an action any longer."""
+"""Seconds after an action's time limit until the scheduler gives up waiting for its thread."""
 
 _POLL_S: Final = 0.05
+"""Interval of checks while threads run, in seconds."""
 _IDLE_S: Final = 5.0
+"""Maximum interval of checks otherwise, in seconds."""
 _AWAY_S: Final = (2.0, 4.0, 8.0, 15.0, 30.0)
+"""Pauses before retries while Slurm or a database is unavailable, in seconds."""
 _CLOSE_S: Final = 2.5
+"""Maximum wait for running executions at a stop, in seconds."""
 _MOST_STARTS: Final = 50
+"""Maximum number of rounds of starts per turn."""
 
 _Kind = Literal["look", "run", "check", "find"]
+"""Types of work in a thread: inspect nodes, run, check the change, recover."""
 Outcome = Look | Ran | Found | bool | None | BaseException
+"""Result of a thread's work, or what it raised."""
 
 
 class _Task(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """Something that a thread waits for.
+    """Work that runs in a thread.
 
     Attributes:
-        one: The execution that it is for.
-        kind: What is done.
-        does: Does it, with a hand.
-        then: Takes what comes back.
-        until: When nobody waits for it any longer, on the monotonic clock.
+        one: Execution it is for.
+        kind: Type of work.
+        does: Function that does it.
+        then: Receives the result.
+        until: Deadline on the monotonic clock, after which nobody waits for it.
     """
 
     one: Execution
@@ -355,15 +388,15 @@ class _Task(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Executing:
-    """Starts and ends executions.
+    """Scheduler of executions: starts, retries and ends them. Called by the consumer's thread only.
 
     Args:
-        store: The history.
-        telling: Records ends.
-        settings: The configuration's [rules].
-        timeout_s: How long an action may take where its rule does not say, in seconds.
-        make_hand: Makes what does the waiting, for one thread at a time.
-        clock: Tells the present moment.
+        store: Database of the rules.
+        telling: Stores ends of executions.
+        settings: Settings of [rules].
+        timeout_s: Default time limit of an action, in seconds.
+        make_hand: Creates the object that runs actions, one per thread.
+        clock: Returns the current time.
     """
 
     def __init__(
@@ -386,14 +419,14 @@ class Executing:
         self._back: SimpleQueue[tuple[_Task, Outcome]] = SimpleQueue()
         self._tasks: dict[str, _Task] = {}
         self._away: dict[int, int] = {}
-        # What a former process had started: what became of it is looked up first.
+        # Executions that a former process started: first find out how far each got.
         self._lost = {one.id: (one, clock()) for one in store.open_("started")}
 
     def turn(self, rules: Mapping[str, Rule]) -> float:
-        """Take in what has come back, and start what is due.
+        """Process results of threads and start due executions.
 
         Args:
-            rules: Those that are switched on, by name.
+            rules: Enabled rules, by name.
 
         Returns:
             Seconds until the next call at the latest.
@@ -414,14 +447,15 @@ class Executing:
         return min(_IDLE_S, max(_POLL_S, (min(dues) - self._clock()).total_seconds()))
 
     def close(self) -> None:
-        """Wait a little for what is under way; the rest is looked up at the next start."""
+        """Wait up to 2.5 seconds for running executions; the next start recovers the rest."""
         until = time.monotonic() + _CLOSE_S
         while self._tasks and time.monotonic() < until:
             self._take_in(_POLL_S, starts=False)
 
-    # -- what comes back
+    # -- results of threads
 
     def _take_in(self, wait_s: float = 0.0, *, starts: bool = True) -> None:
+        """Process the results that threads have queued."""
         for task, outcome in self._returned(wait_s):
             if self._tasks.get(task.one.rule) is not task:
                 log.warning("execution %d came back after all: %r", task.one.id, outcome)
@@ -435,6 +469,7 @@ class Executing:
                 task.then(task.one, outcome)
 
     def _returned(self, wait_s: float) -> Iterator[tuple[_Task, Outcome]]:
+        """Yield queued results; wait for the first one if asked to."""
         try:
             if wait_s:
                 yield self._back.get(timeout=wait_s)
@@ -444,6 +479,7 @@ class Executing:
             return
 
     def _give_up(self) -> None:
+        """End executions whose threads exceeded their deadline."""
         now = time.monotonic()
         for task in [task for task in self._tasks.values() if task.until < now]:
             del self._tasks[task.one.rule]
@@ -452,7 +488,7 @@ class Executing:
             self._end(task.one, "timeout", "it did not come back at all")
 
     def _wait_for(self, task: _Task, error: Unavailable) -> None:
-        """Ask again later, or try again what was not begun: something is away."""
+        """Retry later, because Slurm or a database is unavailable."""
         one = task.one
         self._took_nothing(task)
         times = self._away.get(one.id, 0)
@@ -466,11 +502,12 @@ class Executing:
             self._store.again(one, due, str(error), counts=False)
 
     def _took_nothing(self, task: _Task) -> None:
-        """What a run raises it raises before anything is changed."""
+        """Free the nodes reserved for a run that raised: nothing was changed before."""
         if task.kind == "run":
             self._store.take_nothing(task.one)
 
     def _broken(self, task: _Task, error: BaseException) -> None:
+        """End an execution whose thread raised an error that is not retried."""
         one = task.one
         self._lost.pop(one.id, None)
         if isinstance(error, StewardError):
@@ -482,9 +519,10 @@ class Executing:
         log.error("execution %d of rule %s broke", one.id, one.rule, exc_info=error)
         self._end(one, status, "an internal error, see the log")
 
-    # -- what is due
+    # -- due executions
 
     def _start_due(self) -> None:
+        """Start due executions while threads are free."""
         for _ in range(_MOST_STARTS):
             free = MOST_AT_ONCE - len(self._tasks)
             busy = {*self._tasks, *(one.rule for one, _ in self._lost.values())}
@@ -495,6 +533,7 @@ class Executing:
                 self._begin(one)
 
     def _begin(self, one: Execution) -> None:
+        """Start one execution, or end it if its rule is disabled or it waited too long."""
         rule = self._rules.get(one.rule)
         if rule is None:
             self._end(one, HELD_BACK, "the rule is not there any more, or was switched off")
@@ -507,7 +546,7 @@ class Executing:
             self._start(one, frozenset())
 
     def _looked(self, one: Execution, look: Look) -> None:
-        """Start an execution that takes nodes away, if so many may be."""
+        """Start an execution that takes nodes away, if the node limit allows it."""
         taken = self._store.taken(one.cluster)
         back = {node.node for node in taken} - {
             node.node for node in taken if not look.has_back(node)
@@ -530,11 +569,13 @@ class Executing:
             self._start(one, look.wanted)
 
     def _start(self, one: Execution, nodes: frozenset[str]) -> None:
+        """Record the start of an execution and run its action in a thread."""
         timeout_s = self._limit_s(one)
         started = self._store.start(one, self._clock(), nodes)
         self._do("run", started, lambda hand: hand.run(started, timeout_s), self._ran)
 
     def _ran(self, one: Execution, ran: Ran) -> None:
+        """Process the outcome of a run."""
         if ran.status == "succeeded":
             status = "dry-run" if one.dry_run else "succeeded"
             self._end(one, status, message_of(ran), result=ran.result, audit=ran.id)
@@ -544,11 +585,12 @@ class Executing:
             self._failed(one, ran)
 
     def _failed(self, one: Execution, ran: Ran) -> None:
+        """Retry a failed execution, or end it."""
         if not self._retry(one, ran.message):
             self._end(one, "failed", ran.message, result=ran.result, audit=ran.id)
 
     def _checked(self, one: Execution, is_done: bool | None) -> None:
-        """After a time-out: the change may be there all the same."""
+        """After a time-out: check whether the change took effect nevertheless."""
         if is_done:
             self._end(one, "succeeded", "it timed out, and Slurm shows that it was done")
         elif is_done is None and self._care(one).on_unknown == "end":
@@ -557,6 +599,7 @@ class Executing:
             self._end(one, "timeout", "" if is_done is None else "Slurm shows that it was not done")
 
     def _retry(self, one: Execution, why: str) -> bool:
+        """Schedule a retry if the rule permits one more; return whether it did."""
         care = self._care(one)
         if one.tries > care.retries or self._is_stale(one):
             return False
@@ -564,24 +607,27 @@ class Executing:
         self._store.again(one, self._clock() + wait, f"try {one.tries}: {why}")
         return True
 
-    # -- what a crash left open
+    # -- recovery after a crash
 
     def _find_lost(self) -> None:
+        """Recover executions of a former process as far as threads are free."""
         now = self._clock()
         for one, due in list(self._lost.values()):
             if due <= now and one.rule not in self._tasks and len(self._tasks) < MOST_AT_ONCE:
                 self._find(one)
 
     def _find(self, one: Execution) -> None:
+        """Find out in a thread how far an execution got before a restart."""
         self._do("find", one, lambda hand: hand.find(one), self._found)
 
     def _found(self, one: Execution, found: Found) -> None:
+        """Process what was found out about an execution of a former process."""
         assert one.started is not None, one
         over = one.started + timedelta(seconds=self._limit_s(one))
         row = found.row
         is_unsure = found.traces in ("not-done", "unseen", "running")
         if is_unsure and self._clock() < over:
-            # What it had started may still be at it.
+            # Processes that it started may still be running.
             self._lost[one.id] = (one, over)
             return
         del self._lost[one.id]
@@ -599,6 +645,7 @@ class Executing:
             self._end(one, "unknown", "a restart came between: whether it was done is not known")
 
     def _ended_before(self, one: Execution, found: Found) -> None:
+        """Process the outcome that the audit log recorded."""
         row = found.row
         assert row is not None, one
         ran = Ran(
@@ -624,6 +671,7 @@ class Executing:
         does: Callable[[Hand], Any],
         then: Callable[[Execution, Any], None],
     ) -> None:
+        """Start a thread for an execution."""
         until = time.monotonic() + self._limit_s(one) + GRACE_S
         task = _Task(one=one, kind=kind, does=does, then=then, until=until)
         self._tasks[one.rule] = task
@@ -631,7 +679,7 @@ class Executing:
         threading.Thread(target=self._work, args=(task,), name=name, daemon=True).start()
 
     def _work(self, task: _Task) -> None:
-        """In a thread of its own: wait for what is to be done."""
+        """Run a task in its own thread and queue the outcome."""
         outcome: Outcome
         try:
             try:
@@ -647,15 +695,19 @@ class Executing:
     def _end(
         self, one: Execution, status: str, message: str, *, result: Any = None, audit: int = 0
     ) -> None:
+        """Record the end of an execution."""
         self._away.pop(one.id, None)
         self._telling.end(one, status, self._clock(), message=message, result=result, audit=audit)
 
     def _care(self, one: Execution) -> Care:
+        """Return the limits of an execution's rule; the defaults if it is disabled."""
         rule = self._rules.get(one.rule)
         return Care() if rule is None else rule.care
 
     def _limit_s(self, one: Execution) -> float:
+        """Return the time limit of an execution's action, in seconds."""
         return self._care(one).timeout_s or self._timeout_s
 
     def _is_stale(self, one: Execution) -> bool:
+        """Return whether an execution has waited longer than its rule's maximum age."""
         return (self._clock() - one.made).total_seconds() > self._care(one).max_age_s

@@ -1,8 +1,9 @@
-"""How many nodes rules may take away: a rule that is wrong must not drain a cluster.
+"""Limits on nodes that rules may take out of service, so that a faulty rule cannot drain a cluster.
 
-What an action would take is known by what it is given. A node counts as taken from the
-moment before the action until it is seen to take jobs again, so that neither
-a crash nor a slow slurmctld lets a rule take more.
+The parameters of an action determine which nodes it takes. A node counts as taken from the moment
+before the action until Slurm shows that it accepts jobs again, so that neither a crash nor a slow
+slurmctld lets a rule exceed the limit. ``over_cap`` makes the decision; the functions before it
+find out which nodes and partitions an action takes.
 """
 
 import math
@@ -15,6 +16,7 @@ from steward.automation.rules.model import Rule
 from steward.slurm import WrongUpdate
 
 _GIVING_BACK: Final = frozenset({"RESUME", "UNDRAIN", "IDLE", "POWER_UP", "CANCEL_REBOOT", "UP"})
+"""States that give a node or partition back."""
 _PARTITION: Final = "slurm.partition.update"
 _NODE: Final = "slurm.node.update"
 _HARMLESS: Final = {
@@ -23,73 +25,76 @@ _HARMLESS: Final = {
         {"Default", "DefaultTime", "GraceTime", "MaxTime", "PriorityJobFactor", "PriorityTier"}
     ),
 }
+"""Fields of each action that take no nodes away."""
 FOR_EVER: Final = "*"
-"""Stands for every partition: what nobody can see to be given back."""
+"""Stands for every partition: a change whose end cannot be observed."""
 
 
 def takes_nodes(action: str) -> bool:
-    """Whether an action may take nodes away."""
+    """Return whether an action can take nodes out of service."""
     return action in _TAKING
 
 
 def nodes_taken(action: str, parameters: Mapping[str, Any]) -> str:
-    """The node list that an action would take away, in any of Slurm's forms; "" for none."""
+    """Return the node list that an action would take away, in any of Slurm's forms; "" if none."""
     taken = _TAKING.get(action)
     return taken(parameters) if taken is not None else ""
 
 
 def partition_taken(action: str, parameters: Mapping[str, Any]) -> str:
-    """The partition whose nodes an action would take away; "" for none."""
+    """Return the partition whose nodes an action would take away; "" if none."""
     if action != _PARTITION or not _may_take(action, _changes(action, parameters)):
         return ""
     return str(parameters.get("partition", ""))
 
 
 def kept_by(action: str, parameters: Mapping[str, Any]) -> str:
-    """The partition that a node has to be in again before it counts as given back.
+    """Return the partition that a node must be in again before it counts as given back.
 
     Returns:
-        "" where the node's own state tells; :data:`FOR_EVER` where nothing does.
+        "" if the node's own state decides; :data:`FOR_EVER` if nothing does.
     """
     partition = partition_taken(action, parameters)
     if not partition:
         return ""
     changes = _changes(action, parameters) or {}
     others = {key: value for key, value in changes.items() if key != "State"}
-    # A limit, who may use it, which nodes it has: that the partition is up says nothing.
+    # Limits, permitted users or nodes of the partition change: its being up proves nothing.
     return FOR_EVER if not changes or _may_take(action, others) else partition
 
 
 def _named(parameters: Mapping[str, Any]) -> str:
+    """Return the ``nodes`` parameter as one node list."""
     nodes = parameters.get("nodes", "")
     return ",".join(map(str, nodes)) if isinstance(nodes, list | tuple) else str(nodes)
 
 
 def _of_update(parameters: Mapping[str, Any]) -> str:
+    """Return the nodes that a node update takes away; "" if none."""
     return _named(parameters) if _may_take(_NODE, _changes(_NODE, parameters)) else ""
 
 
 def _changes(action: str, parameters: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What an update is to change, under Slurm's names; None where that is not known."""
+    """Return the changes of an update under Slurm's names; None if they cannot be determined."""
     from steward.slurm.cluster_changes import node_infos, partition_infos
 
     infos = parameters.get("infos")
     if not infos:
         return {}
-    # JSON in a text: what it says is not known here.
+    # JSON text is not parsed here, so its meaning is unknown.
     if not isinstance(infos, Mapping):
         return None
-    # YAML's keys may be numbers.
+    # YAML keys may be numbers.
     named = {str(name): value for name, value in infos.items()}
     try:
         return node_infos(named) if action == _NODE else partition_infos(named)
     except WrongUpdate:
-        # The action will be refused; should it not be, it is better to have counted it.
+        # The action will be rejected; if it is not, it is safer to have counted it.
         return None
 
 
 def _may_take(action: str, changes: Mapping[str, Any] | None) -> bool:
-    """Whether an update may take something away: what is not known to be harmless may."""
+    """Return whether an update may take nodes away: everything but known harmless fields may."""
     if changes is None:
         return True
     return not all(
@@ -105,14 +110,15 @@ _TAKING: Final[dict[str, Callable[[Mapping[str, Any]], str]]] = {
     _NODE: _of_update,
     _PARTITION: lambda _parameters: "",
 }
+"""For each action that may take nodes away: returns the node list from its parameters."""
 
 
 class Taken(msgspec.Struct, frozen=True):
-    """A node that a rule has taken away, as far as is known.
+    """Node that a rule has taken away and that has not been given back.
 
     Attributes:
-        node: Its name.
-        rule: The rule.
+        node: Name of the node.
+        rule: Rule that took it.
         kept_by: See :func:`kept_by`.
     """
 
@@ -124,14 +130,14 @@ class Taken(msgspec.Struct, frozen=True):
 def over_cap(
     rule: Rule, wanted: set[str], taken: list[Taken], total: int, most_percent: float
 ) -> str:
-    """Why an action would take too many nodes; "" where it would not.
+    """Return why an action would exceed the node limit; "" if it would not.
 
     Args:
-        rule: Whose action it is.
-        wanted: The nodes that it would take.
-        taken: Those that rules have taken on this cluster and not given back.
-        total: How many nodes the cluster has.
-        most_percent: What all rules together may take, in percent.
+        rule: Rule that wants to act.
+        wanted: Nodes that the action would take.
+        taken: Nodes that rules have taken on this cluster and not given back.
+        total: Number of nodes of the cluster.
+        most_percent: Limit for all rules together, in percent of nodes.
     """
     own_percent = rule.care.most_nodes_percent
     own = {one.node for one in taken if one.rule == rule.name} | wanted
@@ -144,13 +150,14 @@ def over_cap(
 
 
 def allowed(percent: float, total: int) -> int:
-    """How many of so many nodes a share is; at least one, unless the share is nothing."""
-    # A hair above: 7 percent of 100 are 7, whatever binary fractions make of it.
+    """Convert a percentage to a number of nodes: at least one, unless it is 0 %."""
+    # Add a hair, so that 7 percent of 100 is 7 despite binary fractions.
     share = math.floor(percent * total / 100 + 1e-9)
     return max(1, share) if percent > 0 else 0
 
 
 def _say(who: str, nodes: set[str], wanted: set[str], percent: float, total: int) -> str:
+    """Explain that a limit would be exceeded."""
     return (
         f"with {len(wanted)} more {who} would have {len(nodes)} of {total} nodes taken away; "
         f"{percent:g} % are {allowed(percent, total)}"

@@ -1,26 +1,30 @@
-"""What a rule is, once it was read: the nouns of this room."""
+"""Data model of rules: :class:`Rule`, its criteria (:class:`Criterion`) and limits (:class:`Care`).
+
+:mod:`steward.automation.rules.parser` creates them from YAML files.
+"""
 
 from typing import Any, Final, Literal
 
 import msgspec
 
 OnUnknown = Literal["end", "repeat"]
+"""What to do if it is unknown whether an action was done before a crash."""
 
 Key = tuple[str | int, ...]
-"""Where something stands in a rule's file: the keys and indices down to it."""
+"""Position in a rule's file: keys and indices from the root."""
 
 
 class Criterion(msgspec.Struct, frozen=True, kw_only=True):
-    """One comparison that a payload has to stand.
+    """Comparison that a trigger's payload must satisfy.
 
     Attributes:
-        key: As the file has it: ``trigger.node``, ``trigger.labels['a-b']#2``.
-        path: The keys and indices into the payload; empty for the whole of it.
-        type: The operator, in its long form.
-        pattern: What is compared with.
-        is_template: Whether the pattern is to be rendered first.
-        condition: Of ``search``: how many of the items have to match how much.
-        inner: Of ``search``: what each item is compared with.
+        key: Key in the file: ``trigger.node``, ``trigger.labels['a-b']#2``.
+        path: Keys and indices into the payload; empty for the whole payload.
+        type: Operator, by its long name.
+        pattern: Value to compare with.
+        is_template: Whether the pattern is a template to be rendered first.
+        condition: For ``search``: whether any or all items must match any or all criteria.
+        inner: For ``search``: criteria for each item.
     """
 
     key: str
@@ -33,7 +37,7 @@ class Criterion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """So many at the most in so many seconds."""
+    """Rate limit: at most ``most`` executions in ``seconds``."""
 
     most: int
     seconds: float
@@ -43,22 +47,22 @@ class Rate(msgspec.Struct, frozen=True):
 
 
 class Care(msgspec.Struct, frozen=True, kw_only=True):
-    """What Steward adds to StackStorm's rules, under ``context: steward:``.
+    """Steward's additions to StackStorm's rules, below ``context: steward:`` in a rule's file.
 
     Attributes:
-        rate_limit: How often its action is run at the most.
-        dedup_window_s: Of events of the same subject within so many seconds only the first
-            is acted on; 0 for each.
-        dedup_by: What makes the subject: payload paths; the trigger type's own if empty.
-        most_nodes_percent: Share of a cluster's nodes, in percent, that it may have taken away
-            at a time; None for what all rules together may.
-        dry_run: Whether its action is only described.
-        on_unknown: What is done where a crash left open whether the action was done, and
-            Slurm cannot tell: ``end`` or ``repeat``.
-        retries: How often an action that failed is tried again.
-        backoff_s: Seconds until the first of them; doubled each time.
-        timeout_s: How long the action may take, in seconds; None for what [actions] says.
-        max_age_s: Events that are older than so many seconds are not acted on any more.
+        rate_limit: Maximum rate of executions.
+        dedup_window_s: After an execution, further events with the same subject are held back for
+            this long, in seconds; 0 disables.
+        dedup_by: Payload paths that make up the subject; empty for the default of the trigger type.
+        most_nodes_percent: Maximum share of a cluster's nodes, in percent, that the rule may have
+            taken away at a time; None for the limit of all rules.
+        dry_run: Whether the action only reports what it would do.
+        on_unknown: What to do if a crash left open whether the action was done, and Slurm cannot
+            tell: ``end`` or ``repeat``.
+        retries: Number of retries of a failed action.
+        backoff_s: Seconds until the first retry; doubled for each further one.
+        timeout_s: Time limit of the action, in seconds; None for that of [actions].
+        max_age_s: Maximum age of an event, in seconds; older ones are held back.
     """
 
     rate_limit: Rate = Rate(60, 3600.0)
@@ -74,21 +78,21 @@ class Care(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
-    """One rule.
+    """Rule: trigger, criteria and action, as parsed from its file.
 
     Attributes:
-        name: What it is called everywhere: ``name``, or ``pack.name`` where it has a pack.
-        trigger: The type of trigger that it is about.
-        action: Name of the operation that it runs.
-        description: For people.
-        enabled: What its file says.
-        wanted: What the trigger's payload must hold: the trigger's parameters.
-        criteria: All of them must hold.
-        parameters: The action's, with templates.
-        care: How carefully it is run.
-        path: The file that it was read from.
-        shipped: Whether it came with Steward.
-        lines: For keys of the file the line that they stand on.
+        name: Full name: ``name``, or ``pack.name`` if the file names a pack.
+        trigger: Type of trigger it reacts to.
+        action: Operation it runs.
+        description: Description for people.
+        enabled: Whether the file enables it; administrators can override that.
+        wanted: Values that fields of the payload must equal (the trigger's parameters).
+        criteria: Criteria, all of which must hold.
+        parameters: Parameters of the action, with templates.
+        care: Limits and retries.
+        path: File it was read from.
+        shipped: Whether it is part of Steward's distribution.
+        lines: Line number of each key in the file.
     """
 
     name: str
@@ -105,7 +109,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     lines: dict[Key, int] = msgspec.field(default_factory=dict)
 
     def at(self, *key: str | int) -> str:
-        """Where a key stands, for a message: ``/etc/…/a.yaml:12: action.ref``."""
+        """Format the position of a key for a message: ``/etc/…/a.yaml:12: action.ref``."""
         line = next(
             (self.lines[key[:n]] for n in range(len(key), -1, -1) if key[:n] in self.lines), 1
         )
@@ -116,7 +120,7 @@ _UNITS: Final = (("d", 86400.0), ("h", 3600.0), ("m", 60.0), ("s", 1.0))
 
 
 def as_duration(seconds: float) -> str:
-    """Seconds in the largest unit that shows them whole: ``90s``, ``10m``, ``1h``, ``1d``."""
+    """Format seconds in the largest unit that divides them: ``90s``, ``10m``, ``1h``, ``1d``."""
     for unit, length in _UNITS:
         if seconds >= length and seconds % length == 0:
             return f"{int(seconds // length)}{unit}"

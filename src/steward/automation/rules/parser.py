@@ -1,7 +1,12 @@
-"""YAML as plain values, with the line of each: what PyYAML's loader does not tell.
+"""Parser of rule files: YAML with line numbers, Steward's limits, and the whole rule.
 
-A file is somebody's mistake at worst, but it may be a large one: a key that is there
-twice, an anchor that unfolds to a million values.
+``read_rule`` is the entry point; it returns a :class:`Rule` or raises RuleError, whose message
+starts with file and line. It uses, in the order below, :class:`Tree` (YAML as plain values plus the
+line of each, which PyYAML's loader does not keep), ``read_limits`` (keys below ``context:
+steward:``), and ``_RuleReader`` (everything else).
+
+Files come from people and may be faulty or huge: duplicate keys are rejected, and so are anchors
+that expand to a million values.
 """
 
 import math
@@ -19,20 +24,26 @@ from steward.automation.rules.templates import is_template
 from steward.automation.rules.triggers import TYPES
 
 _MOST_VALUES: Final = 5000
+"""Maximum number of values in a file."""
 _DEEPEST: Final = 40
+"""Maximum depth of nesting."""
 
 Lines = dict[Key, int]
+"""Line number of each key, by its position in the file."""
+
+
+# YAML with line numbers
 
 
 class Tree:
-    """A document's values and lines.
+    """YAML document as plain values, with the line number of each.
 
     Args:
         text: The document.
-        path: Its file, for messages.
+        path: File name, for messages.
 
     Raises:
-        RuleError: It is no YAML, holds a key twice, or is too large.
+        RuleError: The text is not YAML, has a duplicate key, or is too large.
     """
 
     def __init__(self, text: str, path: str) -> None:
@@ -52,13 +63,14 @@ class Tree:
             line = mark.line + 1 if mark else 1
             raise RuleError(f"{path}:{line}: {error.problem or error.context}", path) from error
         except (yaml.YAMLError, ValueError, RecursionError) as error:
-            # A number that is none after all; more brackets than anybody writes.
+            # An invalid number, or far too deep nesting.
             what = str(error).splitlines()[0] if str(error) else "it is nested too deeply"
             raise RuleError(f"{path}:1: {what}", path) from error
         finally:
             self._loader.dispose()
 
     def _value(self, node: yaml.Node, key: Key) -> Any:
+        """Convert a YAML node to a plain value and record its line."""
         self._count += 1
         if self._count > _MOST_VALUES or len(key) > _DEEPEST:
             raise self._wrong(node, "the file holds more than any rule needs")
@@ -70,6 +82,7 @@ class Tree:
         return self._scalar(node)
 
     def _mapping(self, node: yaml.MappingNode, key: Key) -> dict[str, Any]:
+        """Convert a mapping; reject duplicate and non-text keys."""
         found: dict[str, Any] = {}
         for name_node, value_node in node.value:
             if not isinstance(name_node, yaml.ScalarNode) or name_node.tag.endswith(":merge"):
@@ -82,6 +95,7 @@ class Tree:
         return found
 
     def _scalar(self, node: yaml.Node) -> Any:
+        """Convert a scalar; keep timestamps as text, reject other tags."""
         if node.tag == "tag:yaml.org,2002:timestamp":
             return node.value
         value = self._loader.construct_object(node)
@@ -90,25 +104,33 @@ class Tree:
         raise self._wrong(node, f"the tag {node.tag!r} is none that a rule may hold")
 
     def _wrong(self, node: yaml.Node, what: str) -> RuleError:
+        """Make the error for a problem at a YAML node."""
         return RuleError(f"{self._path}:{node.start_mark.line + 1}: {what}", self._path)
 
 
+# Steward's own keys (context: steward:)
+
 Wrong = Callable[..., RuleError]
-"""Makes the error for what is wrong at a key: ``wrong(what, *key)``."""
+"""Creates the error for a problem at a key: ``wrong(what, *key)``."""
 
 _AT: Final = ("context", "steward")
+"""Position of Steward's keys in a rule's file."""
 _DURATION: Final = re.compile(r"(\d{1,9}(?:\.\d{1,3})?)\s*([smhd]?)")
 _SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+"""Seconds per unit of a duration."""
 _LONGEST_S: Final = 366 * 86400.0
+"""Maximum duration, in seconds."""
 _MOST_RETRIES: Final = 20
+"""Maximum number of retries."""
 _MOST_RATE: Final = 100_000
+"""Maximum count of a rate limit."""
 
 
 def read_limits(found: dict[str, Any], type_: str, wrong: Wrong) -> Care:
-    """What a rule says of Steward's own keys.
+    """Parse Steward's own keys of a rule, below ``context: steward:``.
 
     Raises:
-        RuleError: A key is unknown, or its value makes no sense.
+        RuleError: A key is unknown, or its value is invalid.
     """
     reader = _LimitsReader(found, type_, wrong)
     for name in found:
@@ -119,27 +141,32 @@ def read_limits(found: dict[str, Any], type_: str, wrong: Wrong) -> Care:
 
 
 class _LimitsReader:
+    """Parser of the values of Steward's keys; each method reads one kind of value."""
+
     def __init__(self, found: dict[str, Any], type_: str, wrong: Wrong) -> None:
         self._found = found
         self._type = type_
         self._wrong = wrong
 
     def duration(self, name: str) -> float:
+        """Read a duration, in seconds."""
         seconds = _duration(self._found[name])
         if seconds is None:
             raise self._wrong("a duration is wanted: 90s, 10m, 1h, 1d", *_AT, name)
         return seconds
 
     def some_time(self, name: str) -> float:
+        """Read a duration above 0, in seconds."""
         seconds = self.duration(name)
         if not seconds:
             raise self._wrong("it must be above 0", *_AT, name)
         return seconds
 
     def rate(self, name: str) -> Rate:
+        """Read a rate such as ``10/1h``."""
         text = self._found[name]
         count, sign, length = str(text).replace(" ", "").partition("/")
-        # "30/h" is thirty in one hour.
+        # "30/h" means thirty per hour.
         seconds = _duration(f"1{length}" if length in _SECONDS and length else length)
         if not sign or not count.isdecimal() or len(count) > 6 or not seconds:
             raise self._wrong("a rate is wanted: 10/1h, 100/d", *_AT, name)
@@ -148,6 +175,7 @@ class _LimitsReader:
         return Rate(int(count), seconds)
 
     def percent(self, name: str) -> float:
+        """Read a percentage, 0 to 100, with or without ``%``."""
         value = self._found[name]
         if isinstance(value, str) and re.fullmatch(r"\d{1,3}(\.\d+)?%", value):
             value = float(value[:-1])
@@ -156,12 +184,14 @@ class _LimitsReader:
         return float(value)
 
     def flag(self, name: str) -> bool:
+        """Read true or false."""
         value = self._found[name]
         if not isinstance(value, bool):
             raise self._wrong("true or false is wanted", *_AT, name)
         return value
 
     def unknown(self, name: str) -> OnUnknown:
+        """Read ``end`` or ``repeat``."""
         value = self._found[name]
         if value not in ("end", "repeat"):
             raise self._wrong("'end' or 'repeat' is wanted", *_AT, name)
@@ -169,12 +199,14 @@ class _LimitsReader:
         return kept
 
     def count(self, name: str) -> int:
+        """Read a number of retries."""
         value = self._found[name]
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_RETRIES:
             raise self._wrong(f"a number is wanted, 0 to {_MOST_RETRIES}", *_AT, name)
         return value
 
     def paths(self, name: str) -> tuple[tuple[str | int, ...], ...]:
+        """Read one or several payload fields."""
         value = self._found[name]
         texts = [value] if isinstance(value, str) else value
         if not isinstance(texts, list) or not texts:
@@ -182,6 +214,7 @@ class _LimitsReader:
         return tuple(self._path(text, name) for text in texts)
 
     def _path(self, text: Any, name: str) -> tuple[str | int, ...]:
+        """Read one payload field (``trigger.FIELD``) of the rule's trigger type."""
         prefix, _, field = text.partition(".") if isinstance(text, str) else ("", "", "")
         if prefix != "trigger" or field not in TYPES[self._type].fields:
             known = ", ".join(sorted(TYPES[self._type].fields))
@@ -202,17 +235,18 @@ KEYS: Final[dict[str, Callable[[_LimitsReader, str], Any]]] = {
     "timeout": _LimitsReader.some_time,
     "max_age": _LimitsReader.some_time,
 }
-"""The keys, and what reads each."""
+"""Keys of this section, and the method that parses each."""
 _FIELDS: Final = {
     "dedup_window": "dedup_window_s",
     "backoff": "backoff_s",
     "timeout": "timeout_s",
     "max_age": "max_age_s",
 }
+"""Fields of :class:`Care` whose names differ from their keys."""
 
 
 def _duration(value: Any) -> float | None:
-    """Seconds of ``90``, ``90s``, ``10m``, ``1h``, ``1d``; None for what is no duration."""
+    """Parse ``90``, ``90s``, ``10m``, ``1h`` or ``1d`` to seconds; None if it is not a duration."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int | float):
@@ -225,51 +259,58 @@ def _duration(value: Any) -> float | None:
     return seconds if math.isfinite(seconds) and 0 <= seconds <= _LONGEST_S else None
 
 
+# Whole rule
+
 LONGEST: Final = 256 * 1024
-"""The most bytes that a rule's file may have."""
+"""Maximum size of a rule's file, in bytes."""
 
 _KEYS: Final = frozenset(
     {
         *("name", "pack", "description", "enabled", "trigger", "criteria", "action", "context"),
-        # StackStorm's own bookkeeping, of no meaning here.
+        # StackStorm's bookkeeping, without meaning here.
         *("id", "ref", "uid", "tags", "metadata_file", "type"),
     }
 )
+"""Keys at the top level of a rule."""
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+"""Valid names of rules and packs."""
 _LONGEST_NAME: Final = 59
-"""With "rule " before it, it stands in the reasons of nodes."""
+"""With "rule " in front, the name must fit into reasons of nodes."""
 _STEP: Final = re.compile(
     r"\.?([A-Za-z_][A-Za-z0-9_-]*)|\[(\d{1,6})\]|\[(?:'([^']*)'|\"([^\"]*)\")\]"
 )
+"""One step of a path: ``.name``, ``[0]`` or ``['name']``."""
 
 
 def read_rule(text: str, path: str, *, shipped: bool = False) -> Rule:
-    """The rule that a file's text is.
+    """Parse the text of a rule's file.
 
     Args:
-        text: The text.
-        path: The file, for messages and for people.
-        shipped: Whether it came with Steward.
+        text: Text of the file.
+        path: File name, for messages and people.
+        shipped: Whether it is part of Steward's distribution.
 
     Raises:
-        RuleError: It is none; the message begins with file and line and names the key.
+        RuleError: The rule is invalid; the message starts with file and line and names the key.
     """
     tree = Tree(text, path)
     return _RuleReader(tree.lines, path).rule(tree.value, shipped=shipped)
 
 
 class _RuleReader:
-    """Reads one file; knows where its keys stand."""
+    """Parser of one rule; knows the line of each key for error messages."""
 
     def __init__(self, lines: Lines, path: str) -> None:
         self._path = path
         self._empty = Rule(name="", trigger="", action="", path=path, lines=lines)
 
     def wrong(self, what: str, *key: str | int) -> RuleError:
+        """Make the error for a problem at a key."""
         where = self._empty.at(*key)
         return RuleError(f"{where}: {what}" if key else f"{where}{what}", self._path)
 
     def rule(self, found: Any, *, shipped: bool) -> Rule:
+        """Parse the whole rule."""
         if not isinstance(found, dict):
             raise self.wrong("a rule is a mapping: 'name: …', 'trigger: …', 'action: …'")
         self.known(found, _KEYS)
@@ -301,6 +342,7 @@ class _RuleReader:
         )
 
     def name(self, found: Mapping[str, Any]) -> str:
+        """Parse the full name, with the pack unless that is ``default``."""
         name = self.text(found, "name")
         pack = self.text(found, "pack", default="")
         for key, value in (("name", name), ("pack", pack)):
@@ -312,11 +354,13 @@ class _RuleReader:
         return whole
 
     def wanted(self, parameters: dict[str, Any], type_: str) -> dict[str, Any]:
+        """Check the trigger's parameters."""
         for name in parameters:
             self.field(name, type_, "trigger", "parameters", name)
         return parameters
 
     def criteria(self, found: dict[str, Any], type_: str) -> tuple[Criterion, ...]:
+        """Parse all criteria."""
         read = []
         for key, one in found.items():
             criterion = self.criterion(key, one, "trigger", ("criteria", key))
@@ -326,6 +370,7 @@ class _RuleReader:
         return tuple(read)
 
     def criterion(self, key: str, found: Any, prefix: str, at: tuple[str, ...]) -> Criterion:
+        """Parse one criterion."""
         if not isinstance(found, dict):
             raise self.wrong("a criterion is a mapping: 'type: …', 'pattern: …'", *at)
         self.known(found, {"type", "pattern", "condition"}, *at)
@@ -352,6 +397,7 @@ class _RuleReader:
     def search(
         self, key: str, path: tuple[str | int, ...], found: dict[str, Any], at: tuple[str, ...]
     ) -> Criterion:
+        """Parse a ``search`` criterion with the criteria for its items."""
         condition = self.text(found, "condition", *at)
         if condition not in CONDITIONS:
             known = ", ".join(sorted(CONDITIONS))
@@ -370,7 +416,7 @@ class _RuleReader:
         return Criterion(key=key, path=path, type="search", condition=condition, inner=tuple(inner))
 
     def pattern(self, operator: str, pattern: Any, at: tuple[str, ...]) -> None:
-        """Refuse a pattern that its operator can do nothing with."""
+        """Reject a pattern that is invalid for its operator."""
         where = (*at, "pattern")
         if operator in ("exists", "nexists"):
             return
@@ -378,7 +424,7 @@ class _RuleReader:
             raise self.wrong("a pattern is wanted", *where)
         if is_template(pattern):
             if operator in REGULAR | TIMED:
-                # What a payload holds would be looked at as an expression.
+                # A rendered value of the payload would be used as a regular expression.
                 raise self.wrong(f"{operator!r} takes no template as its pattern", *where)
             self.template(pattern, *where)
         elif operator in TIMED:
@@ -395,7 +441,7 @@ class _RuleReader:
                 ) from error
 
     def path(self, key: str, prefix: str, at: tuple[str, ...]) -> tuple[str | int, ...]:
-        """The keys and indices that ``trigger.a['b-c'][0]#label`` stands for."""
+        """Parse ``trigger.a['b-c'][0]#label`` to keys and indices."""
         text = key.partition("#")[0].strip()
         if not text.startswith(prefix) or text[len(prefix) : len(prefix) + 1] not in ("", ".", "["):
             raise self.wrong(f"a key here begins with '{prefix}.'", *at)
@@ -410,14 +456,14 @@ class _RuleReader:
         return tuple(steps)
 
     def field(self, name: str, type_: str, *key: str) -> None:
-        """Refuse a field that a trigger of this type has not."""
+        """Reject a field that triggers of this type lack."""
         fields = TYPES[type_].fields
         if name not in fields:
             known = ", ".join(sorted(fields))
             raise self.wrong(f"{type_} has no field {name!r}: {known}", *key)
 
     def templates(self, value: Any, *key: str | int) -> None:
-        """Refuse what is no template, wherever it stands in a value."""
+        """Validate all templates inside a value."""
         if is_template(value):
             self.template(value, *key)
         elif isinstance(value, dict):
@@ -428,17 +474,20 @@ class _RuleReader:
                 self.templates(one, *key, index)
 
     def template(self, text: str, *key: str | int) -> None:
+        """Validate one template."""
         what = templates.problem(text)
         if what is not None:
             raise self.wrong(what, *key)
 
     def known(self, found: Mapping[str, Any], names: frozenset[str] | set[str], *at: str) -> None:
+        """Reject unknown keys."""
         for name in found:
             if name not in names:
                 known = ", ".join(sorted(names))
                 raise self.wrong(f"there is no key {name!r} here: {known}", *at, name)
 
     def mapping(self, found: Mapping[str, Any], name: str, *at: str) -> dict[str, Any]:
+        """Return a key's mapping; {} if absent, unless the key is required."""
         value = found.get(name)
         if value is None:
             if name in ("trigger", "action"):
@@ -451,6 +500,7 @@ class _RuleReader:
     def text(
         self, found: Mapping[str, Any], name: str, *at: str, default: str | None = None
     ) -> str:
+        """Return a key's text, or the default if there is one."""
         value = found.get(name)
         if value is None and default is not None:
             return default
@@ -461,6 +511,7 @@ class _RuleReader:
         return value
 
     def flag(self, found: Mapping[str, Any], name: str) -> bool:
+        """Return a key's truth value; False if absent."""
         value = found.get(name, False)
         if not isinstance(value, bool):
             raise self.wrong("true or false is wanted", name)

@@ -1,4 +1,4 @@
-"""What the rules are asked, and what they answer."""
+"""Requests and replies of the rules actions (``rules.check``, ``rules.list``, ...)."""
 
 from datetime import datetime
 from typing import Any
@@ -10,15 +10,15 @@ from steward.core.actions import Answer, Request, Shape
 
 
 class CheckRequest(Request, frozen=True, kw_only=True):
-    """rules.check: whether the rules' files are right."""
+    """Request of rules.check: validate the rules' files."""
 
 
 class TroubleLine(Shape, frozen=True, kw_only=True):
-    """Something wrong.
+    """Problem in a rule's file.
 
     Attributes:
         path: The file.
-        what: What, beginning with file and line.
+        what: Message, beginning with file and line.
     """
 
     path: str
@@ -26,12 +26,12 @@ class TroubleLine(Shape, frozen=True, kw_only=True):
 
 
 class CheckAnswer(Answer, frozen=True, kw_only=True):
-    """What is wrong.
+    """Reply of rules.check.
 
     Attributes:
-        rules: How many rules are right.
-        troubles: What is wrong with the others.
-        differences: What StackStorm lacks or does otherwise, of those that are right.
+        rules: Number of valid rules.
+        troubles: Errors in invalid files.
+        differences: For valid rules: what StackStorm lacks or does differently.
     """
 
     rules: int
@@ -40,24 +40,24 @@ class CheckAnswer(Answer, frozen=True, kw_only=True):
 
 
 class ListRequest(Request, frozen=True, kw_only=True):
-    """rules.list: which rules there are."""
+    """Request of rules.list: list all rules."""
 
 
 class RuleLine(Shape, frozen=True, kw_only=True):
-    """A rule.
+    """Rule in a reply, with its state and execution count.
 
     Attributes:
-        rule: Its name.
-        enabled: Whether it is on.
-        switched_by: Who switched it, whatever its file says; "" for nobody.
-        trigger: What it is about.
-        action: What it does.
-        description: For people.
-        dry_run: Whether its action is only described.
-        acted: How often it has acted, as far as the history goes.
-        last: When it last did; None for never.
-        path: Its file.
-        shipped: Whether it came with Steward.
+        rule: Name.
+        enabled: Whether it is enabled.
+        switched_by: Administrator who overrode the file; "" if nobody.
+        trigger: Type of trigger.
+        action: Operation it runs.
+        description: Description for people.
+        dry_run: Whether its action only reports what it would do.
+        acted: Number of executions in the history.
+        last: Time of the last execution; None if never.
+        path: File of the rule.
+        shipped: Whether it is part of Steward's distribution.
     """
 
     rule: str
@@ -74,12 +74,12 @@ class RuleLine(Shape, frozen=True, kw_only=True):
 
 
 class ListAnswer(Answer, frozen=True, kw_only=True):
-    """The rules.
+    """Reply of rules.list.
 
     Attributes:
-        running: Whether the configuration has rules run at all.
-        rules: They, by name.
-        troubles: What is wrong with files that are no rules.
+        running: Whether the configuration enables rules.
+        rules: Rules, by name.
+        troubles: Errors in invalid files.
     """
 
     running: bool
@@ -88,10 +88,10 @@ class ListAnswer(Answer, frozen=True, kw_only=True):
 
 
 class TryRequest(Request, frozen=True, kw_only=True):
-    """rules.test: what rules would make of an event; nothing is done.
+    """Request of rules.test: test an event against rules; nothing is run.
 
     Attributes:
-        event: An event of Steward's, or ``{"trigger": TYPE, "payload": {…}}``.
+        event: Event of Steward's journal, or ``{"trigger": TYPE, "payload": {…}}``.
         rule: Only this rule; "" for all.
     """
 
@@ -100,16 +100,16 @@ class TryRequest(Request, frozen=True, kw_only=True):
 
 
 class TriedLine(Shape, frozen=True, kw_only=True):
-    """What a rule would make of it.
+    """Outcome of a test for one rule.
 
     Attributes:
-        rule: The rule.
-        enabled: Whether it is on.
-        matches: Whether it is about the event.
-        why_not: What the event does not have, where it is not.
-        action: What would be done.
-        parameters: With what.
-        error: Why its templates cannot be filled in, or its criteria not be looked at.
+        rule: Name.
+        enabled: Whether it is enabled.
+        matches: Whether it matches the event.
+        why_not: Condition that failed, if it does not match.
+        action: Operation that would run.
+        parameters: Rendered parameters.
+        error: Why templates or criteria could not be evaluated.
     """
 
     rule: str
@@ -122,12 +122,12 @@ class TriedLine(Shape, frozen=True, kw_only=True):
 
 
 class TryAnswer(Answer, frozen=True, kw_only=True):
-    """What rules would make of it.
+    """Reply of rules.test.
 
     Attributes:
-        trigger: What the event is to rules.
-        payload: What it holds.
-        rules: Those of this type of trigger.
+        trigger: Type of trigger that the event is.
+        payload: Payload of the trigger.
+        rules: Outcome for each rule with this type of trigger.
     """
 
     trigger: str
@@ -136,22 +136,22 @@ class TryAnswer(Answer, frozen=True, kw_only=True):
 
 
 class SwitchRequest(Request, frozen=True, kw_only=True):
-    """rules.enable, rules.disable: switch a rule, whatever its file says.
+    """Request of rules.enable and rules.disable: override the rule's file.
 
     Attributes:
-        rule: The rule.
+        rule: Name.
     """
 
     rule: str
 
 
 class SwitchAnswer(Answer, frozen=True, kw_only=True):
-    """It is switched.
+    """Reply of rules.enable and rules.disable.
 
     Attributes:
-        rule: The rule.
-        enabled: Whether it is on now.
-        was: Whether it was on before.
+        rule: Name.
+        enabled: Whether it is enabled now.
+        was: Whether it was enabled before.
     """
 
     rule: str
@@ -160,17 +160,17 @@ class SwitchAnswer(Answer, frozen=True, kw_only=True):
 
 
 class HistoryRequest(Request, frozen=True, kw_only=True):
-    """rules.history: what rules did, newest first.
+    """Request of rules.history: list executions, newest first.
 
     Attributes:
-        id: Only the execution of this number; 0 for the latest.
-        rule: Only this rule's; "" for all.
-        cluster: Only on this cluster; "" for all.
-        status: Only of this status or phase; "" for all.
-        since: Only what was decided since; "" for any time.
-        before: Only executions of a lower number; 0 for all.
-        limit: How many at the most.
-        zone: IANA name of the zone that ``since`` is in; "" for the system's.
+        id: Only the execution with this number; 0 for the latest.
+        rule: Only this rule; "" for all.
+        cluster: Only this cluster; "" for all.
+        status: Only this status or phase; "" for all.
+        since: Only decisions at or after this time; "" for any time.
+        before: Only executions with a lower number; 0 for all.
+        limit: Maximum number of executions.
+        zone: IANA time zone of ``since``; "" for the system's zone.
     """
 
     id: int = 0
@@ -184,10 +184,10 @@ class HistoryRequest(Request, frozen=True, kw_only=True):
 
 
 class HistoryAnswer(Answer, frozen=True, kw_only=True):
-    """What rules did.
+    """Reply of rules.history.
 
     Attributes:
-        executions: Newest first.
+        executions: Executions, newest first.
     """
 
     executions: tuple[Execution, ...]

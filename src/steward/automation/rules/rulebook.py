@@ -1,7 +1,9 @@
-"""The rules that there are: the site's files, and those that came with Steward.
+"""Rulebook: loads the site's rule files and the shipped ones, and validates each rule.
 
-A file that cannot be read, or that says what makes no sense, takes only its own
-rule out. A rule of the site's takes the place of a shipped one of the same name.
+``load`` returns a :class:`Book`. An invalid file disables only its own rule. A rule of the site
+replaces a shipped rule of the same name. ``signature`` changes when any file changes, so that the
+consumer and :mod:`steward.automation.rules.actions` know when to reload. ``problems`` checks a
+parsed rule against operations and trigger types; ``differences`` compares with StackStorm.
 """
 
 import os
@@ -23,7 +25,7 @@ from steward.automation.settings import RulesSettings
 
 
 def problems(rule: Rule) -> Iterator[str]:
-    """All that is wrong, each with file, line and key."""
+    """List all errors of a rule, each with file, line and key."""
     try:
         called = operation(rule.action)
     except UnknownOperation as error:
@@ -37,9 +39,9 @@ def problems(rule: Rule) -> Iterator[str]:
 
 
 def differences(rule: Rule) -> Iterator[str]:
-    """What StackStorm, given the same file, lacks or does otherwise, each with file, line and key.
+    """List what StackStorm lacks or does differently with this file, each with file, line and key.
 
-    The rule is right for Steward.
+    The rule is valid for Steward.
     """
     dispatched = TYPES[rule.trigger].dispatched
     if not dispatched:
@@ -62,10 +64,12 @@ def differences(rule: Rule) -> Iterator[str]:
 
 
 def _undispatched(rule: Rule, field: str, key: Key) -> str:
+    """Explain that StackStorm's trigger lacks a field."""
     return f"{rule.at(*key)}: the slurm pack's {rule.trigger} has no field {field!r}"
 
 
 def _parameters(rule: Rule) -> Iterator[str]:
+    """Check the action's parameters, as far as they contain no templates."""
     called = operation(rule.action)
     known = {one.name: one for one in parameters_of(called)}
     for name in rule.parameters:
@@ -85,7 +89,7 @@ def _parameters(rule: Rule) -> Iterator[str]:
 
 
 def _fields(rule: Rule) -> Iterator[str]:
-    """Fields that templates name and the trigger has not."""
+    """List fields used in templates that the trigger lacks."""
     fields = TYPES[rule.trigger].fields
     for key, text in _templates(rule.parameters, ("action", "parameters")):
         for field in sorted(fields_of(text) - fields):
@@ -94,6 +98,7 @@ def _fields(rule: Rule) -> Iterator[str]:
 
 
 def _templates(value: Any, key: Key) -> Iterator[tuple[Key, str]]:
+    """Yield all templates inside a value, with their positions."""
     if is_template(value):
         yield key, value
     elif isinstance(value, dict):
@@ -105,24 +110,30 @@ def _templates(value: Any, key: Key) -> Iterator[tuple[Key, str]]:
 
 
 def _is_rendered(value: Any) -> bool:
+    """Return whether a value contains a template."""
     return any(True for _ in _templates(value, ()))
 
 
+# Rule files
+
 SHIPPED: Final = os.path.join(os.path.dirname(__file__), "shipped")
+"""Directory of the shipped rules."""
 _ENDING: Final = ".yaml"
 _NAMED: Final = re.compile(rb"name['\"]?[ \t]*:[ \t]*['\"]?([A-Za-z0-9_.-]+)")
+"""Finds ``name: VALUE`` in an invalid file."""
 _ANYBODYS: Final = stat.S_IWGRP | stat.S_IWOTH
+"""Permission bits that let others write."""
 
 Signature = tuple[tuple[str, tuple[int, ...]], ...]
-"""What tells that files have changed."""
+"""Paths and stat values of rule files; differs after any change."""
 
 
 class Trouble(msgspec.Struct, frozen=True, kw_only=True):
-    """Something wrong with a rule's file.
+    """Problem with a rule's file.
 
     Attributes:
         path: The file.
-        what: What, beginning with file and line.
+        what: Message, beginning with file and line.
     """
 
     path: str
@@ -130,11 +141,11 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Book(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules.
+    """All loaded rules and the errors of invalid files.
 
     Attributes:
-        rules: They, by name.
-        troubles: What was wrong with those that are missing.
+        rules: Rules, by name.
+        troubles: Errors of invalid files.
     """
 
     rules: dict[str, Rule]
@@ -142,7 +153,7 @@ class Book(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(settings: RulesSettings) -> Book:
-    """The rules of a configuration, as their files are now."""
+    """Load the rules of a configuration from their files."""
     rules: dict[str, Rule] = {}
     troubles: list[Trouble] = []
     claimed: set[str] = set()
@@ -163,7 +174,8 @@ def load(settings: RulesSettings) -> Book:
             claimed |= {name for path in _yaml_in(trouble.path) for name in _claims(path)}
     for name in sorted(claimed & rules.keys()):
         if rules[name].shipped:
-            # It may have been to switch that one off: what it says instead is not known.
+            # The site's file may have been meant to disable the shipped rule, so that one is left
+            # out too.
             what = f"{rules[name].path}:1: left out: the site's own rule {name!r} is wrong"
             troubles.append(Trouble(path=rules[name].path, what=what))
             del rules[name]
@@ -173,12 +185,12 @@ def load(settings: RulesSettings) -> Book:
 def load_file(
     path: str, *, shipped: bool = False, trusted: bool = False
 ) -> tuple[Rule | None, list[Trouble]]:
-    """The rule of one file, and what is wrong with it.
+    """Load the rule of one file, with its errors.
 
     Args:
         path: The file.
-        shipped: Whether it came with Steward.
-        trusted: Whether it does not matter who may write it: it is only looked at.
+        shipped: Whether it is part of Steward's distribution.
+        trusted: Skip the check of owner and permissions, because the rule will not be run.
     """
     try:
         rule = read_rule(_text(path, trusted=trusted or shipped), path, shipped=shipped)
@@ -189,7 +201,7 @@ def load_file(
 
 
 def signature(settings: RulesSettings) -> Signature:
-    """Differs once a file came, went, or was changed."""
+    """Compute the signature of all rule files."""
     found: list[tuple[str, tuple[int, ...]]] = []
     for path, _shipped in _files(settings, []):
         try:
@@ -197,13 +209,14 @@ def signature(settings: RulesSettings) -> Signature:
         except OSError:
             found.append((path, ()))
         else:
-            # Who owns it and who may write it decide as well; each changes the ctime.
+            # Owner and permissions count too; changing them changes the ctime.
             told = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
             found.append((path, told))
     return tuple(found)
 
 
 def _files(settings: RulesSettings, troubles: list[Trouble]) -> Iterator[tuple[str, bool]]:
+    """Yield the paths of rule files, with True for shipped ones; collect errors of directories."""
     if settings.shipped:
         yield from ((path, True) for path in _yaml_in(SHIPPED))
     for directory in settings.directories:
@@ -211,7 +224,7 @@ def _files(settings: RulesSettings, troubles: list[Trouble]) -> Iterator[tuple[s
             paths = _yaml_in(directory)
             _need_trusted(directory)
         except FileNotFoundError:
-            # The usual place need not be there.
+            # The default directory need not exist.
             if directory not in RulesSettings().directories:
                 what = f"{directory}:1: there is no such directory"
                 troubles.append(Trouble(path=directory, what=what))
@@ -225,7 +238,7 @@ def _files(settings: RulesSettings, troubles: list[Trouble]) -> Iterator[tuple[s
 
 
 def _claims(path: str) -> set[str]:
-    """The names that a file which is no rule may have been to be."""
+    """Guess the names of rules in an invalid file: its file name and every ``name:`` in it."""
     found = {os.path.basename(path).removesuffix(_ENDING)}
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -237,12 +250,14 @@ def _claims(path: str) -> set[str]:
 
 
 def _yaml_in(directory: str) -> list[str]:
-    # What editors leave behind begins with a dot.
+    """List the YAML files of a directory, sorted."""
+    # Editors' temporary files begin with a dot.
     names = (name for name in os.listdir(directory) if not name.startswith("."))
     return [os.path.join(directory, name) for name in sorted(names) if name.endswith(_ENDING)]
 
 
 def _text(path: str, *, trusted: bool) -> str:
+    """Read a rule file as text, after checks of type, owner and size."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
@@ -264,11 +279,12 @@ def _text(path: str, *, trusted: bool) -> str:
 
 
 def _need_trusted(directory: str) -> None:
+    """Check that only root or Steward's user can write a directory."""
     _need_owned(directory, os.stat(directory))
 
 
 def _need_owned(path: str, status: os.stat_result) -> None:
-    """Refuse what others can write: a rule acts with Steward's rights."""
+    """Reject a file that others can write: a rule acts with Steward's rights."""
     if status.st_uid not in (0, os.geteuid()):
         raise RuleError(
             f"{path}:1: it is neither root's nor Steward's own: a rule acts with Steward's "

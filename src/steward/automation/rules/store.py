@@ -1,7 +1,9 @@
-"""rules.db: what rules have decided and done, and what tells whether they may do it again.
+"""Rules database ``rules.db`` (SQLite): executions, taken nodes, node failures and switches.
 
-The daemon's one process of rules writes it; commands of root and of Steward's own user
-look in it, and switch rules on and off there.
+:class:`Execution` is a row of the history, :class:`Store` the database. The daemon's ``rules``
+consumer writes it. Commands run by root or Steward's user read it, and enable and disable rules
+there. It also holds the consumer's cursor and outbox, so that a decision and the cursor are one
+transaction.
 """
 
 import os
@@ -25,8 +27,10 @@ from steward.core.sqlite import (
 from steward.core.timestamps import micros, moment
 
 Phase = Literal["waiting", "started", "ended"]
+"""Phase of an execution."""
 
 HELD_BACK: Final = "held-back"
+"""Status of an execution that a limit prevented."""
 
 MIGRATIONS: Final = (
     """
@@ -93,32 +97,33 @@ COLUMNS: Final = (
     "id, rule, cluster, event, trigger, subject, action, parameters, dry_run, phase, status, "
     "message, result, audit, tries, at_us, made_us, next_us, started_us, ended_us"
 )
+"""Columns of an execution, in the order of :func:`execution_of`."""
 
 
 class Execution(msgspec.Struct, frozen=True, kw_only=True):
-    """One execution: what a rule does about one event.
+    """Execution: a rule's reaction to one event, from decision to end.
 
     Attributes:
-        id: Its number in the history; 0 until it is there.
-        rule: The rule.
-        cluster: Where the event happened.
+        id: Number in the history; 0 until stored.
+        rule: Name of the rule.
+        cluster: Cluster of the event.
         event: Key of the event.
-        trigger: Type of the trigger that it was.
-        subject: What it is about, for de-duplication.
-        action: The operation.
-        parameters: Its, rendered.
-        dry_run: Whether it is only described.
-        phase: Whether it waits, has been started, or has ended.
-        status: How it ended; "" while it has not.
-        message: What was said of it.
-        result: What the operation gave.
-        audit: The operation's number in the audit log; 0 for none.
-        tries: How often it was started.
-        at: When the event happened.
-        made: When the rule decided.
-        due: When it is to be started, or tried again.
-        started: When it was started last; None for never.
-        ended: When it ended; None for not.
+        trigger: Type of trigger.
+        subject: Value by which the rule de-duplicates.
+        action: Operation it runs.
+        parameters: Rendered parameters.
+        dry_run: Whether the action only reports what it would do.
+        phase: ``waiting``, ``started`` or ``ended``.
+        status: How it ended; "" before that.
+        message: Last message about it.
+        result: Result of the operation.
+        audit: Number of the operation in the audit log; 0 if none.
+        tries: Number of starts.
+        at: Time of the event.
+        made: Time of the decision.
+        due: Time at which it is to start or be retried.
+        started: Time of the last start; None if never.
+        ended: Time of the end; None before that.
     """
 
     id: int = 0
@@ -144,7 +149,7 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Switch(msgspec.Struct, frozen=True, kw_only=True):
-    """A rule that somebody switched on or off."""
+    """Administrator's override of whether a rule is enabled."""
 
     enabled: bool
     who: str
@@ -173,7 +178,7 @@ def execution_of(
     started_us: int,
     ended_us: int,
 ) -> Execution:
-    """The execution that a row of :data:`COLUMNS` is."""
+    """Decode a row of :data:`COLUMNS`."""
     return Execution(
         id=number,
         rule=rule,
@@ -199,20 +204,24 @@ def execution_of(
 
 
 NAME: Final = "rules.db"
+"""File name of the database in the state directory."""
 _LONGEST_MESSAGE: Final = 1000
+"""Maximum length of a stored message, in characters."""
 _LONGEST_RESULT: Final = 64 * 1024
+"""Maximum size of a stored result, in bytes; a longer one is stored as null."""
 _FORGET_AT_ONCE: Final = 1000
+"""Executions deleted in one transaction."""
 
 
 class Store:
-    """The database of rules.
+    """Database of the rules.
 
     Args:
         state_dir: Steward's state directory.
-        read_only: Whether nothing is to be written.
+        read_only: Open for reading only.
 
     Raises:
-        SqliteUnavailable: It cannot be used now, or is only to be read and is not there yet.
+        SqliteUnavailable: It cannot be opened now, or does not exist when opened for reading.
     """
 
     def __init__(self, state_dir: str, *, read_only: bool = False) -> None:
@@ -225,27 +234,27 @@ class Store:
             self.connection = open_database(self.path, MIGRATIONS)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the database."""
         self.connection.close()
 
     def cursor(self) -> int:
-        """Position of the last event that was decided on."""
+        """Return the journal position of the last event decided on."""
         return self._number("SELECT position FROM cursor")
 
     def move_cursor(self, upto: int) -> None:
-        """Set that position, within a transaction."""
+        """Set the journal position, within a transaction."""
         self.connection.execute("UPDATE cursor SET position = ?", (upto,))
 
     def began(self, now: datetime) -> datetime:
-        """When rules were first run here: what was seen before is not acted on."""
+        """Return when rules first ran here; events observed before are ignored."""
         with transaction(self.connection, self.path) as connection:
             connection.execute("INSERT OR IGNORE INTO mark VALUES ('began', ?)", (micros(now),))
         return moment(self._number("SELECT value FROM mark WHERE name = 'began'"))
 
-    # -- what was decided
+    # -- decisions
 
     def put(self, one: Execution) -> Execution | None:
-        """Record an execution, within a transaction; None where it is there already."""
+        """Store an execution, within a transaction; return None if it exists already."""
         cursor = self.connection.execute(
             "INSERT OR IGNORE INTO execution (rule, cluster, event, trigger, subject, action, "
             "parameters, dry_run, passed, phase, status, message, at_us, made_us, next_us, "
@@ -263,7 +272,7 @@ class Store:
         return msgspec.structs.replace(one, id=int(cursor.lastrowid))
 
     def is_decided(self, rule: str, event: Event) -> bool:
-        """Whether a rule has decided on an event."""
+        """Return whether a rule has decided on an event."""
         found = self.connection.execute(
             "SELECT 1 FROM execution WHERE rule = ? AND cluster = ? AND event = ?",
             (rule, event.cluster, event.key),
@@ -271,14 +280,14 @@ class Store:
         return found is not None
 
     def acted_since(self, rule: str, since: datetime) -> int:
-        """How many executions of a rule were let through since, whatever became of them."""
+        """Count a rule's executions since a time that were not held back."""
         return self._number(
             "SELECT count(*) FROM execution WHERE rule = ? AND made_us > ? AND passed",
             (rule, micros(since)),
         )
 
     def acted_on(self, rule: str, subject: str, since: datetime) -> Execution | None:
-        """The latest execution about a subject that was not held back since."""
+        """Return the latest execution about a subject since a time that was not held back."""
         found = self._select(
             "rule = ? AND subject = ? AND made_us > ? AND status != 'held-back' "
             "ORDER BY made_us DESC LIMIT 1",
@@ -286,10 +295,10 @@ class Store:
         )
         return found[0] if found else None
 
-    # -- what is being done
+    # -- execution
 
     def due(self, now: datetime, busy: Container[str]) -> list[Execution]:
-        """Of each rule that is not busy the execution that waits longest and is due."""
+        """Return the oldest due execution of each rule that is not busy."""
         found = self._select(
             "id IN (SELECT min(id) FROM execution WHERE phase = 'waiting' AND next_us <= ? "
             "GROUP BY rule) ORDER BY id",
@@ -298,16 +307,16 @@ class Store:
         return [one for one in found if one.rule not in busy]
 
     def next_due(self) -> datetime | None:
-        """When the next execution that waits is due."""
+        """Return when the next waiting execution is due."""
         (at_us,) = self._row("SELECT min(next_us) FROM execution WHERE phase = 'waiting'")
         return None if at_us is None else moment(at_us)
 
     def open_(self, phase: Phase) -> list[Execution]:
-        """The executions of a phase, oldest first."""
+        """Return all executions in a phase, oldest first."""
         return self._select("phase = ? ORDER BY id", (phase,))
 
     def start(self, one: Execution, now: datetime, nodes: Iterable[str] = ()) -> Execution:
-        """Record, durably, that an execution starts, and the nodes that it may take away."""
+        """Record durably that an execution starts, with the nodes it may take away."""
         with transaction(self.connection, self.path) as connection:
             connection.execute(
                 "UPDATE execution SET phase = 'started', tries = tries + 1, started_us = ? "
@@ -321,13 +330,13 @@ class Store:
         return msgspec.structs.replace(one, phase="started", tries=one.tries + 1, started=now)
 
     def again(self, one: Execution, due: datetime, message: str, *, counts: bool = True) -> None:
-        """Let an execution wait until it is to be tried again.
+        """Make an execution wait for a retry.
 
         Args:
             one: The execution.
-            due: When.
-            message: Why.
-            counts: Whether it was tried at all: not so where nothing had been begun.
+            due: Time of the retry.
+            message: Reason.
+            counts: Whether the last start counts as a try; False if nothing had begun.
         """
         with transaction(self.connection, self.path) as connection:
             connection.execute(
@@ -366,10 +375,10 @@ class Store:
             ended=now,
         )
 
-    # -- nodes
+    # -- nodes taken away
 
     def taken(self, cluster: str) -> list[Taken]:
-        """The nodes that rules have taken away, as far as is known."""
+        """Return the nodes that rules have taken away and not given back."""
         rows = self._rows(
             "SELECT node, taken.rule, action, parameters FROM taken "
             "LEFT JOIN execution ON execution.id = taken.execution WHERE taken.cluster = ?",
@@ -381,17 +390,17 @@ class Store:
         ]
 
     def take_nothing(self, one: Execution) -> None:
-        """Forget what an execution was to take: it has changed nothing."""
+        """Remove an execution's taken nodes: it has changed nothing."""
         with transaction(self.connection, self.path) as connection:
             connection.execute("DELETE FROM taken WHERE execution = ?", (one.id,))
 
     def give_back(self, cluster: str, available: Iterable[str], seen: datetime) -> None:
-        """Forget nodes that were seen to take jobs after what took them was over.
+        """Remove nodes that accept jobs again, seen after the execution that took them had ended.
 
         Args:
-            cluster: Their cluster.
-            available: Those that take jobs, and those that are not there any more.
-            seen: When the look at them began.
+            cluster: Cluster of the nodes.
+            available: Nodes that accept jobs, and nodes that no longer exist.
+            seen: Time when the query of nodes began.
         """
         with transaction(self.connection, self.path) as connection:
             connection.executemany(
@@ -402,14 +411,14 @@ class Store:
             )
 
     def note_failures(self, events: Sequence[Event]) -> None:
-        """Remember that nodes failed, within a transaction."""
+        """Store failures of nodes, within a transaction."""
         self.connection.executemany(
             "INSERT OR IGNORE INTO failure VALUES (?, ?, ?, ?)",
             [(one.cluster, one.body.node, micros(one.at), one.key) for one in events],
         )
 
     def failures(self, event: Event) -> dict[str, int]:
-        """How often the node of an event has failed, up to the event, in each window."""
+        """Count the failures of an event's node up to the event, per window."""
         at_us = micros(event.at)
         sums = ", ".join("coalesce(sum(at_us > ?), 0)" for _ in WINDOWS)
         row = self._row(
@@ -421,10 +430,10 @@ class Store:
         )
         return {name: int(count) for (name, _), count in zip(WINDOWS, row, strict=True)}
 
-    # -- for people
+    # -- commands and web pages
 
     def switches(self) -> dict[str, Switch]:
-        """The rules that somebody switched on or off."""
+        """Return administrators' overrides, by rule."""
         rows = self._rows("SELECT rule, enabled, who, at_us FROM switch")
         return {
             rule: Switch(enabled=bool(enabled), who=who, at=moment(at_us))
@@ -432,7 +441,7 @@ class Store:
         }
 
     def switch(self, rule: str, enabled: bool, who: str, now: datetime) -> None:
-        """Switch a rule on or off, whatever its file says."""
+        """Enable or disable a rule, overriding its file."""
         with transaction(self.connection, self.path) as connection:
             connection.execute(
                 "INSERT OR REPLACE INTO switch VALUES (?, ?, ?, ?)",
@@ -450,7 +459,7 @@ class Store:
         before: int = 0,
         number: int = 0,
     ) -> list[Execution]:
-        """The latest executions, newest first; each argument that is given narrows it."""
+        """Return executions that match all given filters, newest first."""
         where: list[str] = ["1"]
         values: list[Any] = []
         for condition, value in (
@@ -467,7 +476,7 @@ class Store:
         return self._select(f"{' AND '.join(where)} ORDER BY id DESC LIMIT ?", (*values, limit))
 
     def counts(self) -> dict[str, tuple[int, datetime]]:
-        """For each rule how often it acted, and when it last did."""
+        """Return the number of executions and the time of the last one, by rule."""
         rows = self._rows(
             "SELECT rule, count(*), max(made_us) FROM execution "
             "WHERE status != 'held-back' GROUP BY rule"
@@ -475,7 +484,7 @@ class Store:
         return {rule: (count, moment(last_us)) for rule, count, last_us in rows}
 
     def forget(self, before: datetime, failures_before: datetime) -> bool:
-        """Forget what ended long ago; whether there is more."""
+        """Delete up to 1,000 old executions; return True if more remain."""
         with transaction(self.connection, self.path) as connection:
             cursor = connection.execute(
                 "DELETE FROM execution WHERE id IN (SELECT id FROM execution "
@@ -486,18 +495,22 @@ class Store:
         return int(cursor.rowcount) == _FORGET_AT_ONCE
 
     def _select(self, where: str, values: Sequence[Any]) -> list[Execution]:
+        """Read executions that match a WHERE clause."""
         statement = f"SELECT {COLUMNS} FROM execution WHERE {where}"  # noqa: S608 -- our own words
         return [execution_of(*row) for row in self._rows(statement, values)]
 
     def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+        """Return all rows of a query."""
         with translated(self.path):
             found: list[Any] = self.connection.execute(statement, values).fetchall()
         return found
 
     def _row(self, statement: str, values: Sequence[Any] = ()) -> Any:
+        """Return the first row of a query."""
         return self._rows(statement, values)[0]
 
     def _number(self, statement: str, values: Sequence[Any] = ()) -> int:
+        """Return the first value of a query, as integer."""
         return int(self._row(statement, values)[0])
 
 

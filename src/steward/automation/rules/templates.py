@@ -1,9 +1,12 @@
-"""Templates in a rule's parameters: Jinja2 in its sandbox, rendered once, with native values.
+"""Templates in rule parameters: Jinja2 in its sandbox, rendered once, with native values.
 
-A parameter that is one expression (``{{ trigger.partitions }}``) gives that value as
-it is; in any other text the values are filled in as text. What a template gives is
-never looked at as a template again, whatever a node's reason holds, and what is
-rendered becomes one argument of a command, never shell text.
+A parameter that is a single expression (``{{ trigger.partitions }}``) yields that value with its
+type; in other text, values are inserted as text. Rendered output is never rendered again, whatever
+a node's reason contains, and becomes one argument of a command, never shell text.
+
+``problem`` and ``fields_of`` validate templates when a rule is loaded, ``render`` and
+``render_text`` fill them in, ``_environment`` configures the sandbox: size limits, and no filters
+or methods that make text of any length.
 """
 
 import re
@@ -20,26 +23,31 @@ if TYPE_CHECKING:
 
 
 SIGNS: Final = ("{{", "{%", "{#")
-"""What makes a text a template."""
+"""Marks that make a text a template."""
 
 _LONGEST: Final = 65536
+"""Maximum size of rendered output: characters of a text, values of a list, bytes as JSON."""
 _DEEPEST: Final = 32
+"""Maximum depth of nesting."""
 _LARGEST_FACTOR: Final = 10_000
+"""Maximum base of ``**``."""
 _LENGTHENING: Final = frozenset({"ljust", "rjust", "center", "zfill", "expandtabs"})
+"""Methods of text that can make it any length, and so are forbidden."""
 _NAMES: Final = frozenset({"trigger", "range", "dict", "namespace"})
+"""Names that templates may use."""
 
 
 class RenderError(RuleError):
-    """A template that cannot be rendered with this payload."""
+    """A template cannot be rendered with this payload."""
 
 
 def is_template(value: object) -> bool:
-    """Whether a value is text with something to render in it."""
+    """Return whether a value is text with template marks."""
     return isinstance(value, str) and any(sign in value for sign in SIGNS)
 
 
 def problem(text: str) -> str | None:
-    """What is wrong with a template, in one line; None if nothing is."""
+    """Return what is wrong with a template, in one line; None if it is valid."""
     from jinja2 import TemplateSyntaxError, meta, nodes
 
     try:
@@ -59,7 +67,7 @@ def problem(text: str) -> str | None:
 
 
 def fields_of(text: str) -> set[str]:
-    """The fields of ``trigger`` that a template names."""
+    """Return the fields of ``trigger`` that a template uses."""
     from jinja2 import nodes
 
     found = set()
@@ -76,10 +84,10 @@ def fields_of(text: str) -> set[str]:
 
 
 def render(value: Any, payload: Mapping[str, Any]) -> Any:
-    """A parameter's value with its templates filled in.
+    """Render all templates inside a parameter's value.
 
     Raises:
-        RenderError: A template names what the payload has not, or gives what is too large.
+        RenderError: A template uses an absent field, or its output is too large.
     """
     rendered = _render(value, payload, 0)
     if len(msgspec.json.encode(rendered)) > _LONGEST:
@@ -88,7 +96,7 @@ def render(value: Any, payload: Mapping[str, Any]) -> Any:
 
 
 def render_text(value: str, payload: Mapping[str, Any]) -> str:
-    """A text with its templates filled in, as text.
+    """Render a template to text.
 
     Raises:
         RenderError: As :func:`render`.
@@ -98,6 +106,7 @@ def render_text(value: str, payload: Mapping[str, Any]) -> str:
 
 
 def _render(value: Any, payload: Mapping[str, Any], depth: int) -> Any:
+    """Render all templates inside a value, with a limit of depth."""
     if depth > _DEEPEST:
         raise RenderError("parameters are nested too deeply")
     if isinstance(value, str):
@@ -110,12 +119,13 @@ def _render(value: Any, payload: Mapping[str, Any], depth: int) -> Any:
 
 
 def _render_one(text: str, payload: Mapping[str, Any]) -> Any:
+    """Render one template and convert the result to plain JSON."""
     from jinja2 import TemplateError, Undefined
 
     try:
         given = _compiled(text)(payload)
         if isinstance(given, Undefined):
-            # Naming it is what raises.
+            # An undefined value raises when converted to text.
             str(given)
         return _plain(given, 0)
     except RuleError:
@@ -128,7 +138,7 @@ def _render_one(text: str, payload: Mapping[str, Any]) -> Any:
 
 
 def _plain(value: Any, depth: int) -> Any:
-    """A value of plain JSON, as deep and as long as may be."""
+    """Convert a rendered value to plain JSON, within limits of depth and size."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
@@ -150,14 +160,17 @@ def _plain(value: Any, depth: int) -> Any:
 
 
 def _short(text: str) -> str:
+    """Quote a template for an error message, shortened."""
     return repr(text if len(text) < 60 else f"{text[:57]}...")
 
 
 Rendering = Callable[[Mapping[str, Any]], Any]
+"""Compiled template: takes the payload and returns the rendered value."""
 
 
 @lru_cache(maxsize=1024)
 def _compiled(text: str) -> Rendering:
+    """Compile a template, cached: a single expression keeps its type, other text becomes text."""
     environment = _environment()
     expression = _only_expression(environment, text)
     if expression:
@@ -178,7 +191,7 @@ def _compiled(text: str) -> Rendering:
 
 
 def _only_expression(environment: "SandboxedEnvironment", text: str) -> str:
-    """What stands in the braces of a text that is nothing but one expression; "" of others."""
+    """Return the expression of a text that consists of one expression only; "" otherwise."""
     tokens = list(environment.lex(text))
     kinds = [kind for _line, kind, _value in tokens]
     is_one = (
@@ -191,6 +204,7 @@ def _only_expression(environment: "SandboxedEnvironment", text: str) -> str:
 
 @lru_cache(maxsize=1)
 def _environment() -> "SandboxedEnvironment":
+    """Create the sandboxed Jinja2 environment, once per process."""
     from jinja2 import StrictUndefined
     from jinja2.exceptions import SecurityError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -207,14 +221,14 @@ def _environment() -> "SandboxedEnvironment":
             return super().call_binop(context, operator, left, right)
 
         def getattr(self, obj: Any, attribute: str) -> Any:
-            # A payload's own fields go before what Python's dictionaries can do.
+            # Fields of the payload take precedence over methods of Python's dictionaries.
             if isinstance(obj, Mapping) and attribute in obj:
                 return obj[attribute]
             return super().getattr(obj, attribute)
 
         def wrap_str_format(self, value: Any) -> Any:
             if super().wrap_str_format(value) is not None:
-                # A width in a format makes text of any length.
+                # A width in a format string makes text of any length.
                 raise SecurityError("a text's format is not to be had")
             return None
 
@@ -233,27 +247,32 @@ def _environment() -> "SandboxedEnvironment":
 
 
 def _regex_match(text: str, pattern: str, ignorecase: bool = False) -> bool:
+    """Filter ``regex_match`` of StackStorm."""
     return re.match(pattern, text, _flags(ignorecase)) is not None
 
 
 def _regex_search(text: str, pattern: str, ignorecase: bool = False) -> bool:
+    """Filter ``regex_search`` of StackStorm."""
     return re.search(pattern, text, _flags(ignorecase)) is not None
 
 
 def _regex_replace(text: str, pattern: str, replacement: str = "", ignorecase: bool = False) -> str:
+    """Filter ``regex_replace`` of StackStorm."""
     return re.sub(pattern, replacement, text, flags=_flags(ignorecase))
 
 
 def _flags(ignorecase: bool) -> int:
+    """Return the flags of a regular expression."""
     return re.IGNORECASE if ignorecase else 0
 
 
 def _to_json(value: Any) -> str:
+    """Filter ``to_json_string`` of StackStorm."""
     return msgspec.json.encode(_plain(value, 0)).decode()
 
 
 _FILTERS: Final[dict[str, Callable[..., Any]]] = {
-    # Of StackStorm's own filters those that rules use.
+    # StackStorm's own filters, as far as rules use them.
     "regex_match": _regex_match,
     "regex_search": _regex_search,
     "regex_replace": _regex_replace,

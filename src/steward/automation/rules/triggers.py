@@ -1,7 +1,8 @@
-"""What rules are about: the types of triggers, and the payloads that events give.
+"""Trigger types of rules, and the conversion of journal events to triggers.
 
-A payload is plain JSON, its times in ISO form and UTC. Its fields are those of the
-event's body, with the cluster, the moment, and what is handier to compare.
+:data:`TYPES` lists the types with their fields; ``trigger_of`` converts an event to a
+:class:`Trigger`. A payload is plain JSON with times in ISO form, UTC. It holds the fields of the
+event's body, cluster and time, and derived fields that are easier to compare.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,22 +33,22 @@ from steward.slurm.job_states import FINISHED, base_state
 Payload = dict[str, Any]
 
 WINDOWS: Final = (("failures_1h", 3600), ("failures_1d", 86400), ("failures_7d", 7 * 86400))
-"""Fields that count a node's failures, this one with them, and the seconds that they look back."""
+"""Payload fields that count a node's failures, this one included, with their period in seconds."""
 
 Failures = Callable[[Event], Mapping[str, int]]
-"""How often the node of an event has failed, for each of :data:`WINDOWS`."""
+"""Return how often an event's node has failed, for each of :data:`WINDOWS`."""
 
 
 class TriggerType(msgspec.Struct, frozen=True, kw_only=True):
-    """A type of trigger.
+    """Type of trigger.
 
     Attributes:
-        name: What rules call it.
-        help: When it comes, for people.
-        fields: What its payload holds.
-        subject: Which of them say what it is about: what de-duplication goes by.
-        dispatched: Those that the slurm pack's sensor tells StackStorm; none if it has no such
-            trigger.
+        name: Name in rules.
+        help: When it fires, for people.
+        fields: Fields of its payload.
+        subject: Fields by which executions are de-duplicated.
+        dispatched: Fields that the slurm pack's sensor dispatches to StackStorm; empty if it has no
+            such trigger.
     """
 
     name: str
@@ -58,11 +59,11 @@ class TriggerType(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trigger(msgspec.Struct, frozen=True, kw_only=True):
-    """An event, as rules see it.
+    """Event in the form that rules see.
 
     Attributes:
-        type: The type's name.
-        payload: What it holds.
+        type: Name of the type.
+        payload: Fields and values.
     """
 
     type: str
@@ -77,6 +78,7 @@ def _type(
     *more: str,
     dispatched: frozenset[str] = frozenset(),
 ) -> TriggerType:
+    """Declare a trigger type from the Struct of its events' body and additional fields."""
     fields = {field.name for field in msgspec.structs.fields(body)}
     return TriggerType(
         name=name,
@@ -134,7 +136,7 @@ TYPES: Final[dict[str, TriggerType]] = {
         ),
     )
 }
-"""Every type of trigger, by its name."""
+"""All trigger types, by name."""
 
 TYPE_OF: Final = {
     NODE_STATE: "slurm.node.state",
@@ -145,14 +147,14 @@ TYPE_OF: Final = {
     CONTROLLER_STATE: "slurm.controller.state",
     BANK_THRESHOLD: "bank.threshold",
 }
-"""For each kind of event that rules are told of the type of trigger that it is."""
+"""Type of trigger for each kind of event that rules handle."""
 
 KINDS: Final = frozenset(TYPE_OF)
-"""The kinds of events that triggers are made of."""
+"""Kinds of events that rules handle."""
 
 
 def trigger_of(event: Event, failures: Failures) -> Trigger | None:
-    """The trigger that an event is; None for one that rules are not told.
+    """Convert an event to a trigger; None if rules do not handle it.
 
     Args:
         event: The event.
@@ -169,6 +171,7 @@ def trigger_of(event: Event, failures: Failures) -> Trigger | None:
 
 
 def _of_node(event: Event, failures: Failures) -> Payload:
+    """Derive additional payload fields of a node event."""
     body: NodeState = event.body
     base, _, flags = body.state.partition("+")
     was = body.old_state
@@ -181,34 +184,36 @@ def _of_node(event: Event, failures: Failures) -> Payload:
 
 
 def _has_drained(state: str) -> bool:
-    """Whether a node is drained and its last job has left it."""
+    """Return whether a node is drained and its last job has left it."""
     base, _, flags = state.partition("+")
     words = flags.split("+")
     return "DRAIN" in words and "COMPLETING" not in words and base in ("IDLE", "DOWN")
 
 
 def _record(event: Event) -> JobRecord | None:
-    """The job that is news; None where another event tells of it, or will."""
+    """Return the job record to report; None if another event reports the same."""
     body: JobFacts | RunFact = event.body
     if isinstance(body, RunFact):
         is_first = not body.correction and body.piece_end is None and not body.source
         return body.record if is_first else None
-    # How a run ended is told once, by run.end, whichever source knew it first.
+    # The end of a run is reported once, by run.end, whichever source knew it first.
     return None if base_state(body.record.state) in FINISHED else body.record
 
 
 def _of_job(event: Event, record: JobRecord) -> Trigger:
+    """Make the trigger of a job event."""
     whole = {field: getattr(record, field) for field in record.__struct_fields__}
     more = {"final": event.kind == RUN_END, "state": base_state(record.state)}
     return _trigger(event, whole, more)
 
 
 def _trigger(event: Event, body: Any, more: Payload) -> Trigger:
+    """Make a trigger from an event, the given body and additional fields."""
     payload: Payload = msgspec.to_builtins(body)
     payload |= {"cluster": event.cluster, "at": msgspec.to_builtins(event.at), **more}
     return Trigger(type=TYPE_OF[event.kind], payload=payload)
 
 
 def subject_of(trigger: Trigger) -> tuple[Any, ...]:
-    """What a trigger is about, as its type says."""
+    """Return a trigger's subject: the values of its type's subject fields."""
     return tuple(trigger.payload.get(name) for name in TYPES[trigger.type].subject)

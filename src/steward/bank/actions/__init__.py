@@ -1,4 +1,4 @@
-"""What the bank can be asked: its actions, for the registry.
+"""Bank actions: all requests that the bank's daemon answers, collected for the registry.
 
 Their context is a :class:`steward.bank.context.BankRoom`.
 """

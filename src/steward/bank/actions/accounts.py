@@ -1,4 +1,10 @@
-"""The actions about accounts, their users, and their allocations: create, show, change."""
+"""Bank actions for accounts, their users and allocations: create, show and change.
+
+Request and reply types come first, then one function per action (``bank.account_create``,
+``bank.user_change``, ``bank.allocation_create`` and so on), then the list ``ACTIONS`` for the
+registry. Operators change accounts and allocations; owners and coordinators set their users'
+limits. Amounts are micro-SU.
+"""
 
 from datetime import datetime
 from typing import Any, Final, Literal
@@ -13,17 +19,17 @@ _OPERATORS: Final = "create or change accounts and allocations"
 
 
 class AccountCreateRequest(Request, frozen=True, kw_only=True):
-    """bank.account_create: a new account.
+    """Request of bank.account_create: a new account.
 
     Attributes:
-        name: Its name, which Slurm has in lower case.
-        parent: The account above; "" for none.
-        owners: Users who look after it.
-        credit: What it may owe, micro-SU.
-        draws_on_parent: Whether it has no money of its own, but the account above pays.
+        name: Name; Slurm keeps it in lower case.
+        parent: Name of the account above; "" for none.
+        owners: Users who manage it.
+        credit: Credit limit: how far below zero it may go, in micro-SU.
+        draws_on_parent: Whether it has no money of its own and the account above pays.
         only_listed: Whether only users that were created in it may charge it.
-        note: What it is, for people.
-        reason: Why, for the books.
+        note: Description, for people.
+        reason: Reason, recorded in the ledger.
     """
 
     name: str
@@ -37,18 +43,18 @@ class AccountCreateRequest(Request, frozen=True, kw_only=True):
 
 
 class AccountChangeRequest(Request, frozen=True, kw_only=True):
-    """bank.account_change: what is None stays; the others as for a new one.
+    """Request of bank.account_change: None leaves a property unchanged.
 
     Attributes:
-        name: Its name.
-        parent: The account above; "" for none.
-        owners: Users who look after it.
-        credit: What it may owe, micro-SU.
+        name: Name of the account.
+        parent: Name of the account above; "" for none.
+        owners: Users who manage it.
+        credit: Credit limit, in micro-SU.
         draws_on_parent: Whether the account above pays.
         only_listed: Whether only users that were created in it may charge it.
-        closed: Whether nothing may be charged to it any more.
-        note: What it is, for people.
-        reason: Why, for the books.
+        closed: Whether new charges are forbidden.
+        note: Description, for people.
+        reason: Reason, recorded in the ledger.
     """
 
     name: str
@@ -63,11 +69,11 @@ class AccountChangeRequest(Request, frozen=True, kw_only=True):
 
 
 class AccountShowRequest(Request, frozen=True, kw_only=True):
-    """bank.account_show: accounts with their users and allocations.
+    """Request of bank.account_show: accounts with their users and allocations.
 
     Attributes:
-        names: These; all that the asker sees if empty.
-        ended: Whether allocations that have ended are wanted, too.
+        names: Accounts to show; all that the caller may see if empty.
+        ended: Whether to include allocations that have ended.
     """
 
     names: tuple[str, ...] = ()
@@ -75,13 +81,13 @@ class AccountShowRequest(Request, frozen=True, kw_only=True):
 
 
 class AccountPage(BankAnswer, frozen=True, kw_only=True):
-    """Accounts, each with what belongs to it.
+    """Reply with accounts, their users and their allocations.
 
     Attributes:
         accounts: The accounts.
-        users: Users in them; of others' accounts the asker alone.
+        users: Their users; in accounts the caller does not manage, only the caller.
         allocations: Their allocations.
-        gate_knows: Whether the gate reckons with a change already; it is told soon otherwise.
+        gate_knows: Whether the gate already applies a change; otherwise it does soon.
     """
 
     accounts: tuple[Account, ...] = ()
@@ -91,16 +97,16 @@ class AccountPage(BankAnswer, frozen=True, kw_only=True):
 
 
 class UserRequest(Request, frozen=True, kw_only=True):
-    """bank.user_create, bank.user_change: a user in an account, and what they may spend.
+    """Request of bank.user_create and bank.user_change: a user and their spending limit.
 
     Attributes:
         account: The account.
         user: The user's name.
-        limit: Micro-SU that the user may spend of it; None for no limit.
-        is_limited: Whether ``limit`` is meant; else it stays, or there is none.
-        listed: Whether the user may charge an account that only listed users may; None to
-            leave that, or yes for a new one.
-        reason: Why, for the books.
+        limit: Spending limit of the user in this account, in micro-SU; None for no limit.
+        is_limited: Whether to set ``limit``; otherwise it stays, or there is none.
+        listed: Whether the user may charge an account restricted to listed users; None leaves
+            it unchanged, or means yes for a new user.
+        reason: Reason, recorded in the ledger.
     """
 
     account: str
@@ -112,11 +118,11 @@ class UserRequest(Request, frozen=True, kw_only=True):
 
 
 class UserShowRequest(Request, frozen=True, kw_only=True):
-    """bank.user_show: in which accounts users are, and what they may spend.
+    """Request of bank.user_show: the accounts and spending limits of users.
 
     Attributes:
-        users: These; the asker if both are empty, or for operators all.
-        accounts: In these accounts; in all if empty.
+        users: Users to show; if both are empty the caller, or for operators everyone.
+        accounts: Only in these accounts; in all if empty.
     """
 
     users: tuple[str, ...] = ()
@@ -124,18 +130,18 @@ class UserShowRequest(Request, frozen=True, kw_only=True):
 
 
 class AllocationCreateRequest(Request, frozen=True, kw_only=True):
-    """bank.allocation_create: money that can be drawn on for a time.
+    """Request of bank.allocation_create: service units granted for a period.
 
     Attributes:
-        account: Whose it is.
-        amount: Micro-SU.
-        begin: From when on, as people type times; "" for now.
-        end: Until when.
-        rollover: What becomes of the rest: it expires (``none``) or goes on (``next``).
-        note: What it is, for people.
-        zone: IANA name of the zone that times are meant in; "" for the cluster's.
-        reason: Why, for the books.
-        key: The caller's name for it; "" for none.
+        account: The account that receives it.
+        amount: Amount, in micro-SU.
+        begin: Start of the period, as people type times; "" for now.
+        end: End of the period.
+        rollover: Balance at the end: it expires (``none``) or moves on (``next``).
+        note: Description, for people.
+        zone: IANA time zone of the times given; "" for the cluster's.
+        reason: Reason, recorded in the ledger.
+        key: Idempotency key chosen by the caller; "" for none.
     """
 
     account: str
@@ -150,16 +156,16 @@ class AllocationCreateRequest(Request, frozen=True, kw_only=True):
 
 
 class AllocationChangeRequest(Request, frozen=True, kw_only=True):
-    """bank.allocation_change: what is None stays.
+    """Request of bank.allocation_change: None leaves a property unchanged.
 
     Attributes:
-        number: Its number.
-        begin: From when on, as people type times.
-        end: Until when.
-        rollover: What becomes of the rest.
-        note: What it is, for people.
-        zone: IANA name of the zone that times are meant in; "" for the cluster's.
-        reason: Why, for the books.
+        number: Number of the allocation.
+        begin: Start of the period, as people type times.
+        end: End of the period.
+        rollover: What happens to the balance at the end.
+        note: Description, for people.
+        zone: IANA time zone of the times given; "" for the cluster's.
+        reason: Reason, recorded in the ledger.
     """
 
     number: int
@@ -175,8 +181,8 @@ def account_create(room: BankRoom, asker: Asker, request: AccountCreateRequest) 
     """Create an account.
 
     Raises:
-        BankRefused: The asker is no operator.
-        BankUsage: There is one of that name, or no such parent.
+        BankRefused: The caller is no operator.
+        BankUsage: The name is taken, or the parent does not exist.
     """
     with room.ledger.transaction() as t:
         room.rights(asker, t).need_operator(_OPERATORS)
@@ -201,8 +207,8 @@ def account_change(room: BankRoom, asker: Asker, request: AccountChangeRequest) 
     """Change an account.
 
     Raises:
-        BankRefused: The asker is no operator.
-        BankUsage: There is no such account, or it would be its own parent.
+        BankRefused: The caller is no operator.
+        BankUsage: The account does not exist, or would be its own ancestor.
     """
     with room.ledger.transaction() as t:
         room.rights(asker, t).need_operator(_OPERATORS)
@@ -224,11 +230,11 @@ def account_change(room: BankRoom, asker: Asker, request: AccountChangeRequest) 
 
 
 def account_show(room: BankRoom, asker: Asker, request: AccountShowRequest) -> AccountPage:
-    """Show accounts: operators all, others those that they are in or look after.
+    """Show accounts: operators see all, others those they use or manage.
 
     Raises:
-        BankRefused: The asker is in no such account.
-        BankUsage: There is none.
+        BankRefused: The caller may not see an account.
+        BankUsage: An account does not exist.
     """
     with room.ledger.reading() as t:
         rights = room.rights(asker, t)
@@ -246,11 +252,11 @@ def account_show(room: BankRoom, asker: Asker, request: AccountShowRequest) -> A
 
 
 def user_change(room: BankRoom, asker: Asker, request: UserRequest) -> AccountPage:
-    """Set what a user may spend of an account; owners and coordinators may as well.
+    """Set a user's spending limit in an account; owners and coordinators may, too.
 
     Raises:
-        BankRefused: The asker does not look after the account.
-        BankUsage: There is no such account.
+        BankRefused: The caller does not manage the account.
+        BankUsage: The account does not exist.
     """
     account = request.account.lower()
     if not request.user:
@@ -275,7 +281,7 @@ def user_change(room: BankRoom, asker: Asker, request: UserRequest) -> AccountPa
 
 
 def user_create(room: BankRoom, asker: Asker, request: UserRequest) -> AccountPage:
-    """Put a user into an account; raises as :func:`user_change`, and where they are in it."""
+    """Add a user to an account; raises as :func:`user_change`, and if already a user of it."""
     with room.ledger.reading() as t:
         if room.rights(asker, t).leads(request.account.lower()):
             for one in t.accounts.users(request.account.lower()):
@@ -290,10 +296,10 @@ def user_create(room: BankRoom, asker: Asker, request: UserRequest) -> AccountPa
 
 
 def user_show(room: BankRoom, asker: Asker, request: UserShowRequest) -> AccountPage:
-    """Show which accounts users are in; of others' accounts the asker is shown alone.
+    """Show the accounts of users; in accounts of others, callers see only themselves.
 
     Raises:
-        BankRefused: The asker is in no such account.
+        BankRefused: The caller may not see an account.
     """
     accounts = [name.lower() for name in request.accounts]
     with room.ledger.reading() as t:
@@ -315,11 +321,11 @@ def user_show(room: BankRoom, asker: Asker, request: UserShowRequest) -> Account
 def allocation_create(
     room: BankRoom, asker: Asker, request: AllocationCreateRequest
 ) -> AccountPage:
-    """Give an account money that can be drawn on for a time.
+    """Create an allocation: grant an account service units for a period.
 
     Raises:
-        BankRefused: The asker is no operator.
-        BankUsage: There is no such account, no amount, or no such time.
+        BankRefused: The caller is no operator.
+        BankUsage: The account does not exist, or the amount or a time is invalid.
     """
     if request.amount < 0:
         raise BankUsage("an allocation is not below zero", request.amount)
@@ -347,11 +353,11 @@ def allocation_create(
 def allocation_change(
     room: BankRoom, asker: Asker, request: AllocationChangeRequest
 ) -> AccountPage:
-    """Change when an allocation begins or ends, or what becomes of its rest.
+    """Change the period or the rollover of an allocation.
 
     Raises:
-        BankRefused: The asker is no operator.
-        BankUsage: There is no such allocation, or no such time.
+        BankRefused: The caller is no operator.
+        BankUsage: The allocation does not exist, or a time is invalid.
     """
     begin = room.moment(request.begin or "", request.zone)
     end = room.moment(request.end or "", request.zone)
@@ -372,6 +378,7 @@ def allocation_change(
 
 
 def _in_order(begin: datetime, end: datetime | None) -> None:
+    """Reject an allocation that ends before it begins."""
     if end is not None and end <= begin:
         raise BankUsage("an allocation ends after it begins: give a later --end", end)
 
@@ -381,6 +388,7 @@ def _fields(request: UserRequest) -> dict[str, Any]:
 
 
 def _page(t: Any, accounts: tuple[Account, ...], *, ended: bool = False) -> dict[str, Any]:
+    """Collect users and allocations of accounts for a reply."""
     return {
         "accounts": accounts,
         "users": tuple(user for one in accounts for user in t.accounts.users(one.name)),
@@ -391,11 +399,12 @@ def _page(t: Any, accounts: tuple[Account, ...], *, ended: bool = False) -> dict
 
 
 def _done(room: BankRoom, before: int, **page: Any) -> AccountPage:
-    """The answer after a change, which the gate is told of."""
+    """Reply to a change, after telling the gate about it."""
     return _answer(room, **page, gate_knows=room.tell_gate(before))
 
 
 def _answer(room: BankRoom, **page: Any) -> AccountPage:
+    """Build the reply of an action on accounts."""
     return AccountPage(**page, **room.heading())
 
 

@@ -1,4 +1,9 @@
-"""The actions about single jobs: what one may cost, and what one was charged and why."""
+"""Bank actions for single jobs: quote, explain, allow and charged.
+
+``bank.quote`` estimates a job's price before submission. ``bank.explain`` shows a job's
+charges and recomputes them from use and rate. ``bank.allow`` lets one job pass the gate without
+sufficient funds. ``bank.charged`` returns the totals charged to many jobs. Amounts are micro-SU.
+"""
 
 import logging
 import pwd
@@ -26,17 +31,19 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LONGEST_ALLOWANCE: Final = timedelta(days=30)
+"""Longest duration of an allowance."""
 _LONGEST_SCRIPT: Final = 4 * 1024 * 1024
+"""Maximum length of a script, in characters."""
 
 
 class QuoteRequest(Request, frozen=True, kw_only=True):
-    """bank.quote: what a job may cost at the most.
+    """Request of bank.quote: the highest price a job may have.
 
     Attributes:
-        options: sbatch's options, as they would be typed.
-        script: The script's text, whose #SBATCH lines count; "" for none.
+        options: Options of sbatch, as typed on its command line.
+        script: Text of the script, whose #SBATCH lines count; "" for none.
         cluster: The cluster; "" for the first.
-        user: Whose job it would be; "" for the asker's. Others' are for operators.
+        user: Owner of the job; "" for the caller. Only operators may name others.
     """
 
     options: tuple[str, ...] = ()
@@ -46,17 +53,16 @@ class QuoteRequest(Request, frozen=True, kw_only=True):
 
 
 class QuoteAnswer(BankAnswer, frozen=True, kw_only=True):
-    """What a job may cost at the most.
+    """Reply with the highest price a job may have.
 
     Attributes:
-        quotes: The estimate, and how it came about; one for each component of a
-            heterogeneous job.
-        amount: Of all of it, micro-SU.
-        cluster: Where.
-        is_let_in: Whether the gate would let it in now; None where the gate does not answer,
-            or where the asker may not know what the account has: many quotes would tell it.
-        say: What its user would be told; "" for nothing.
-        free: What a job of the account may cost now; None where the gate does not say.
+        quotes: The estimate and its inputs; one for each component of a heterogeneous job.
+        amount: Total price, in micro-SU.
+        cluster: The cluster.
+        is_let_in: Whether the gate would admit it now; None if the gate does not answer, or if
+            the caller may not see the account's balance: repeated quotes would reveal it.
+        say: Message the gate would show to the user; "" for none.
+        free: Available amount of the account; None if the gate does not tell.
     """
 
     quotes: tuple[Quote, ...]
@@ -68,10 +74,10 @@ class QuoteAnswer(BankAnswer, frozen=True, kw_only=True):
 
 
 class ExplainRequest(Request, frozen=True, kw_only=True):
-    """bank.explain: what a job was charged, and how that came about.
+    """Request of bank.explain: the charges of a job and how they were computed.
 
     Attributes:
-        job: A job as Slurm names it.
+        job: Job id in Slurm's notation.
         cluster: Its cluster; "" for the first.
     """
 
@@ -80,16 +86,16 @@ class ExplainRequest(Request, frozen=True, kw_only=True):
 
 
 class ExplainedLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One charge of a job.
+    """Charge of a job, with its rate and computation.
 
     Attributes:
-        charge: As it stands, with what was priced.
-        name: The job as Slurm names it.
-        rate: The rate that it was priced by; None where the charge was told by others.
-        recomputed: What that makes, computed now; None where it cannot be.
-        refunded: What was given back by hand since.
-        overdraw: The part that went beyond the account's means.
-        lines: The way to it.
+        charge: The current charge, with the use it was priced by.
+        name: Job id in Slurm's notation.
+        rate: The rate it was priced by; None if another system reported the charge.
+        recomputed: Amount computed now; None if that is impossible.
+        refunded: Amount refunded by hand since.
+        overdraw: Part beyond the account's balance and credit limit.
+        lines: Steps of the computation.
     """
 
     charge: Charge
@@ -102,16 +108,16 @@ class ExplainedLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExplainAnswer(BankAnswer, frozen=True, kw_only=True):
-    """What a job was charged.
+    """Reply with the charges of a job.
 
     Attributes:
-        job: As it was asked for.
+        job: The job, as requested.
         cluster: Its cluster.
-        account: Who paid.
-        user: Whose job it was.
-        amount: What it was charged altogether, refunds taken off.
-        is_right: Whether every charge is what its use and rate make.
-        charges: Its charges, a run or piece each.
+        account: Account charged.
+        user: Owner of the job.
+        amount: Total charged, less refunds.
+        is_right: Whether every charge equals the amount recomputed from its use and rate.
+        charges: The charges, one for each run or piece of a run.
     """
 
     job: str
@@ -124,14 +130,14 @@ class ExplainAnswer(BankAnswer, frozen=True, kw_only=True):
 
 
 class AllowRequest(Request, frozen=True, kw_only=True):
-    """bank.allow: let one job pass the gate until a time, whatever its account has.
+    """Request of bank.allow: let a job pass the gate until a time, without funds.
 
     Attributes:
-        job: A job as Slurm names it; a task stands for its whole array.
-        until: When the allowance ends, as people type times.
-        reason: Why, for the records.
+        job: Job id in Slurm's notation; an array task stands for its whole array.
+        until: End of the allowance, as people type times.
+        reason: Reason, for the records.
         cluster: Its cluster; "" for the first.
-        zone: IANA name of the zone that times are meant in; "" for the cluster's.
+        zone: IANA time zone of the time given; "" for the cluster's.
     """
 
     job: str
@@ -142,14 +148,14 @@ class AllowRequest(Request, frozen=True, kw_only=True):
 
 
 class AllowAnswer(BankAnswer, frozen=True, kw_only=True):
-    """A job's allowance.
+    """Reply with the allowance of a job.
 
     Attributes:
-        job: As it was asked for.
-        job_id: The raw id that it is kept under.
+        job: The job, as requested.
+        job_id: Raw job id it is stored under.
         cluster: Its cluster.
-        by: Who allowed it.
-        until: When it ends.
+        by: The operator who allowed it.
+        until: End of the allowance.
     """
 
     job: str
@@ -160,11 +166,11 @@ class AllowAnswer(BankAnswer, frozen=True, kw_only=True):
 
 
 def allow(room: BankRoom, asker: Asker, request: AllowRequest) -> AllowAnswer:
-    """Let one job pass the gate until a time: it is held for and charged all the same.
+    """Let one job pass the gate until a time; a hold and charges apply as usual.
 
     Raises:
-        BankRefused: The asker is no operator.
-        BankUsage: It is no job's name, the time is past or too far, or there is no reason.
+        BankRefused: The caller is no operator.
+        BankUsage: The job id is invalid, the time is past or too far ahead, or no reason is given.
         GateUnavailable: The gate does not answer.
     """
     with room.ledger.reading() as t:
@@ -196,14 +202,14 @@ def allow(room: BankRoom, asker: Asker, request: AllowRequest) -> AllowAnswer:
 
 
 def quote(room: BankRoom, asker: Asker, request: QuoteRequest) -> QuoteAnswer:
-    """What a job may cost at the most, and whether it would be let in.
+    """Estimate the highest price of a job, and whether the gate would admit it.
 
     Raises:
-        BankUsage: An option is none of sbatch's, or its value is none.
-        BankRefused: It is for somebody else, and the asker is no operator.
+        BankUsage: sbatch has no such option, or its value is invalid.
+        BankRefused: It is for another user, and the caller is no operator.
         NoRate: Its partition has no rate.
-        NoEstimate: What it may be given cannot be told.
-        SlurmError: Nothing is known of the cluster yet, and its Slurm does not answer.
+        NoEstimate: The resources it may be allocated cannot be determined.
+        SlurmError: The cluster has not been polled yet, and its Slurm does not answer.
     """
     from steward.bank.estimate import estimate, parse_jobs
 
@@ -221,7 +227,7 @@ def quote(room: BankRoom, asker: Asker, request: QuoteRequest) -> QuoteAnswer:
     quotes = tuple(estimate(part, picture, rates, settings, now) for part in parts)
     account = quotes[0].account
     means = room.means(account, request.user or asker.user) if account else None
-    # What others' accounts have is not shown on the way.
+    # A quote must not reveal the available amount of accounts the caller may not see.
     is_seen = all(rights.sees(one.account) for one in quotes)
     free = means.available if means is not None and is_seen else None
     user = request.user or asker.user
@@ -238,11 +244,11 @@ def quote(room: BankRoom, asker: Asker, request: QuoteRequest) -> QuoteAnswer:
 
 
 def explain(room: BankRoom, asker: Asker, request: ExplainRequest) -> ExplainAnswer:
-    """What a job was charged, computed again from its use and its rate.
+    """Show the charges of a job, recomputed from its use and rate.
 
     Raises:
-        BankRefused: It is another user's job, and the asker does not look after the account.
-        BankUsage: It is no job's name, or nothing was charged for it.
+        BankRefused: The job belongs to another user, and the caller does not manage the account.
+        BankUsage: The job id is invalid, or nothing was charged for it.
     """
     cluster = room.cluster(request.cluster)
     with room.ledger.reading() as t:
@@ -286,7 +292,7 @@ def explain(room: BankRoom, asker: Asker, request: ExplainRequest) -> ExplainAns
 def _again(
     room: BankRoom, charge: Charge, rate: Rate | None
 ) -> tuple[int | None, tuple[PriceLine, ...]]:
-    """A charge's amount computed now, and the way to it."""
+    """Recompute a charge; return the amount and the steps."""
     from steward.bank.prices import price
 
     if charge.use is None or rate is None:
@@ -298,7 +304,7 @@ def _again(
 def _verdict(
     room: BankRoom, cluster: str, parts: Sequence[Description], user: str
 ) -> tuple[bool | None, str]:
-    """Whether the gate would let each component in now, and what it would say."""
+    """Ask the gate whether it would admit every component now, and with which message."""
     said: list[str] = []
     gate = room.gate
     try:
@@ -314,7 +320,7 @@ def _verdict(
 
 
 def _picture(room: BankRoom, kept: str, cluster: str) -> "Picture":
-    """What the estimate needs of a cluster, as the daemon saw it last; else its Slurm is asked."""
+    """Return the cluster model that the daemon stored last, or ask Slurm if there is none."""
     from steward.slurm.cluster_model import Picture
 
     if kept:
@@ -323,6 +329,7 @@ def _picture(room: BankRoom, kept: str, cluster: str) -> "Picture":
 
 
 def _uid(asker: Asker, user: str) -> int:
+    """Return the uid of the caller, or of another user by name."""
     if not user or user == asker.user:
         return asker.uid
     try:
@@ -360,15 +367,16 @@ JOB_ACTIONS: Final = (
 
 
 MOST: Final = 1000
+"""Maximum number of jobs in one request of bank.charged."""
 
 
 class ChargedJob(Shape, frozen=True, kw_only=True):
-    """A job that is asked about.
+    """Job whose charges are requested.
 
     Attributes:
         cluster: Its cluster.
         job_id: Its raw id.
-        first_submit: Its first submit time, where the id may have been used before; None for any.
+        first_submit: First submit time, in case Slurm reused the id; None for any.
     """
 
     cluster: str
@@ -377,23 +385,23 @@ class ChargedJob(Shape, frozen=True, kw_only=True):
 
 
 class ChargedRequest(Request, frozen=True, kw_only=True):
-    """bank.charged: what jobs were charged, each altogether.
+    """Request of bank.charged: the total charged to each of many jobs.
 
     Attributes:
-        jobs: Which.
+        jobs: The jobs.
     """
 
     jobs: Annotated[tuple[ChargedJob, ...], msgspec.Meta(max_length=MOST)]
 
 
 class ChargedLine(Shape, frozen=True, kw_only=True):
-    """What a job was charged.
+    """Total charged to a job.
 
     Attributes:
         cluster: Its cluster.
         job_id: Its raw id.
-        account: Who paid.
-        amount: All of it, micro-SU, refunds taken off.
+        account: Account charged.
+        amount: Total in micro-SU, less refunds.
     """
 
     cluster: str
@@ -403,17 +411,17 @@ class ChargedLine(Shape, frozen=True, kw_only=True):
 
 
 class ChargedAnswer(BankAnswer, frozen=True, kw_only=True):
-    """What jobs were charged.
+    """Reply with the totals charged to jobs.
 
     Attributes:
-        jobs: Those of which something was charged, and which the asker may know of.
+        jobs: Jobs with charges that the caller may see.
     """
 
     jobs: tuple[ChargedLine, ...]
 
 
 def charged(room: BankRoom, asker: Asker, request: ChargedRequest) -> ChargedAnswer:
-    """What jobs were charged; who may not know it of one is told nothing of it."""
+    """Sum up the charges of each job; jobs the caller may not see are left out."""
     asked: dict[str, dict[int, datetime | None]] = {}
     for job in request.jobs:
         asked.setdefault(job.cluster, {})[job.job_id] = job.first_submit

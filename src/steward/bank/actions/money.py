@@ -1,8 +1,8 @@
-"""The actions that move money: deposit, withdraw, transfer, refund, adjust.
+"""Bank actions that move money: deposit, withdraw, transfer, refund and adjust.
 
-Each has a reason, and a key that makes a repeat harmless. Money that leaves an
-account is taken off what the gate gives out before it is taken off the ledger,
-so that no job is let in for money that is on its way out.
+Only operators may use them. Each needs a reason, and may carry an idempotency key that makes
+a repeat harmless. Before money leaves an account in the ledger, the gate reserves it, so that no
+job is admitted with money that is about to leave. Amounts are micro-SU.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,13 +25,13 @@ _OPERATORS: Final = "move money"
 
 
 class DepositRequest(Request, frozen=True, kw_only=True):
-    """bank.deposit: new money for an account.
+    """Request of bank.deposit: new money for an account.
 
     Attributes:
-        account: Who gets it.
-        amount: Micro-SU, above zero.
-        reason: Why, for the books.
-        key: The caller's name for it; "" for none.
+        account: Account that receives it.
+        amount: Amount in micro-SU, above zero.
+        reason: Reason, recorded in the ledger.
+        key: Idempotency key chosen by the caller; "" for none.
         allocation: Number of the allocation; 0 for the account's open-ended one.
     """
 
@@ -43,20 +43,20 @@ class DepositRequest(Request, frozen=True, kw_only=True):
 
 
 class WithdrawRequest(DepositRequest, frozen=True, kw_only=True):
-    """bank.withdraw: money that an account has no more; the attributes are a deposit's."""
+    """Request of bank.withdraw: money taken from an account; attributes as of a deposit."""
 
 
 class TransferRequest(Request, frozen=True, kw_only=True):
-    """bank.transfer: money from one account to another.
+    """Request of bank.transfer: money moved from one account to another.
 
     Attributes:
-        source: Who gives it.
-        target: Who gets it.
-        amount: Micro-SU, above zero.
-        reason: Why, for the books.
-        key: The caller's name for it; "" for none.
-        source_allocation: The allocation that gives it; 0 to leave that to the ledger.
-        target_allocation: The allocation that gets it; 0 for the open-ended one.
+        source: Account that pays.
+        target: Account that receives.
+        amount: Amount in micro-SU, above zero.
+        reason: Reason, recorded in the ledger.
+        key: Idempotency key chosen by the caller; "" for none.
+        source_allocation: Allocation that pays; 0 lets the ledger choose.
+        target_allocation: Allocation that receives; 0 for the open-ended one.
     """
 
     source: str
@@ -69,16 +69,16 @@ class TransferRequest(Request, frozen=True, kw_only=True):
 
 
 class RefundRequest(Request, frozen=True, kw_only=True):
-    """bank.refund: what was used is given back, of a job or at large.
+    """Request of bank.refund: usage given back, of a job or in general.
 
     Attributes:
-        account: Who gets it; "" where a job is named.
-        job: A job as Slurm names it; all charges of it are meant. "" for none.
+        account: Account that receives it; "" if a job is named.
+        job: Job id in Slurm's notation; all its charges are meant. "" for none.
         cluster: The job's cluster; "" for the first.
-        amount: Micro-SU; None for all that the job was charged.
-        user: Whose use it takes off; "" for nobody's.
-        reason: Why, for the books.
-        key: The caller's name for it; "" for none.
+        amount: Amount in micro-SU; None for everything the job was charged.
+        user: User whose spent amount it reduces; "" for none.
+        reason: Reason, recorded in the ledger.
+        key: Idempotency key chosen by the caller; "" for none.
     """
 
     account: str = ""
@@ -91,18 +91,18 @@ class RefundRequest(Request, frozen=True, kw_only=True):
 
 
 class AdjustRequest(DepositRequest, frozen=True, kw_only=True):
-    """bank.adjust: a correction by hand; a deposit's attributes, with an amount below zero, too."""
+    """Request of bank.adjust: a manual correction; as a deposit, but may be negative."""
 
 
 class MovedAnswer(BankAnswer, frozen=True, kw_only=True):
-    """What was moved.
+    """Reply to an action that moves money.
 
     Attributes:
-        transfers: What was entered.
-        key: The caller's name for it.
-        repeated: Whether it had been done before under that key, and nothing was done now.
-        balances: What the accounts have now, in their active allocations.
-        gate_knows: Whether the gate reckons with it already; it is told soon otherwise.
+        transfers: The transfers made.
+        key: The caller's idempotency key.
+        repeated: Whether the key was used before, so that nothing was done now.
+        balances: Current balances of the accounts, over their active allocations.
+        gate_knows: Whether the gate already applies it; otherwise it does soon.
     """
 
     transfers: tuple[Transfer, ...]
@@ -113,15 +113,15 @@ class MovedAnswer(BankAnswer, frozen=True, kw_only=True):
 
 
 Move = Callable[["Transaction", By], tuple[Transfer, ...]]
-"""Moves the money."""
+"""Function that makes the transfers of an action within a transaction."""
 
 
 def deposit(room: BankRoom, asker: Asker, request: DepositRequest) -> MovedAnswer:
-    """Give an account new money.
+    """Deposit new money in an account.
 
     Raises:
-        BankRefused: The asker is no operator.
-        BankUsage: There is no such account, no reason, or it is no amount.
+        BankRefused: The caller is no operator.
+        BankUsage: The account does not exist, or the reason or amount is missing or invalid.
     """
     _positive(request.amount)
 
@@ -134,12 +134,12 @@ def deposit(room: BankRoom, asker: Asker, request: DepositRequest) -> MovedAnswe
 
 
 def withdraw(room: BankRoom, asker: Asker, request: WithdrawRequest) -> MovedAnswer:
-    """Take money away from an account, as far as it is not spoken for.
+    """Withdraw money from an account, up to its available amount.
 
     Raises:
-        BankRefused: The asker is no operator, or the account has not so much that is free.
-        BankUsage: There is no such account, no reason, or it is no amount.
-        GateUnavailable: The gate is away, so nobody knows what is free.
+        BankRefused: The caller is no operator, or the available amount is too low.
+        BankUsage: The account does not exist, or the reason or amount is missing or invalid.
+        GateUnavailable: The gate does not answer, so the available amount is unknown.
     """
     _positive(request.amount)
 
@@ -155,7 +155,7 @@ def withdraw(room: BankRoom, asker: Asker, request: WithdrawRequest) -> MovedAns
 
 
 def transfer(room: BankRoom, asker: Asker, request: TransferRequest) -> MovedAnswer:
-    """Give money of one account to another; raises as :func:`withdraw`."""
+    """Transfer money from one account to another; raises as :func:`withdraw`."""
     _positive(request.amount)
 
     def move(t: "Transaction", by: By) -> tuple[Transfer, ...]:
@@ -176,10 +176,10 @@ def transfer(room: BankRoom, asker: Asker, request: TransferRequest) -> MovedAns
 
 
 def refund(room: BankRoom, asker: Asker, request: RefundRequest) -> MovedAnswer:
-    """Give back what was charged.
+    """Refund charges of a job, or usage of an account.
 
     Raises:
-        BankRefused: The asker is no operator, or more is to be given back than was charged.
+        BankRefused: The caller is no operator, or the amount is more than was charged.
         BankUsage: Neither account nor job is named, or there is no such charge.
     """
     if bool(request.account) == bool(request.job):
@@ -199,11 +199,11 @@ def refund(room: BankRoom, asker: Asker, request: RefundRequest) -> MovedAnswer:
 
 
 def adjust(room: BankRoom, asker: Asker, request: AdjustRequest) -> MovedAnswer:
-    """Correct what an account has, by hand.
+    """Adjust the balance of an account by hand.
 
     Raises:
-        BankRefused: The asker is no operator.
-        BankUsage: There is no such account, no reason, or nothing to be changed.
+        BankRefused: The caller is no operator.
+        BankUsage: The account does not exist, the reason is missing, or the amount is zero.
     """
     if not request.amount:
         raise BankUsage("an adjustment of nothing changes nothing")
@@ -225,11 +225,12 @@ _Moving = DepositRequest | TransferRequest | RefundRequest | AdjustRequest
 def _moved(
     room: BankRoom, asker: Asker, request: _Moving, accounts: tuple[str, ...], move: Move
 ) -> MovedAnswer:
+    """Run one money-moving action: check rights, make the transfers, and update the gate."""
     _reasoned(request.reason)
     with room.ledger.transaction() as t:
         room.rights(asker, t).need_operator(_OPERATORS)
         before = t.seq
-        # Each of the accounts is there, or the name is said that is none.
+        # Fail early with the name of an account that does not exist.
         named = [t.accounts.need(name.lower()).name for name in accounts]
         transfers = move(t, room.by(asker, request.reason, request.key))
         repeated = t.seq == before
@@ -249,11 +250,11 @@ def _moved(
 def _reserved(
     room: BankRoom, asker: Asker, account: str, amount: int, request: _Moving, allocation: int
 ) -> Iterator[None]:
-    """Have the gate set money aside that is to leave, until the ledger has it no more.
+    """Reserve money at the gate until the ledger has moved it out.
 
     Raises:
-        BankRefused: It is not free, or the asker may not.
-        GateUnavailable: There is a gate, but it does not answer.
+        BankRefused: The amount is not available, or the caller lacks the right.
+        GateUnavailable: A gate is configured but does not answer.
     """
     _reasoned(request.reason)
     with room.ledger.reading() as t:
@@ -277,19 +278,21 @@ def _reserved(
     finally:
         try:
             known = gate.state().position
-            # With the books, for the gate must not forget the one before it has the other.
+            # Send new balances with the release: otherwise the gate would, for a moment, count the
+            # money as available again.
             with room.ledger.reading() as t:
                 books = t.books(known)
                 gate.release(hold.id, "the money has left, or was not let go", books=books)
         except GateUnavailable:
-            # It lapses by itself; until then there seems to be too little, never too much.
+            # The reservation expires. Until then the gate sees too little available, never too
+            # much.
             pass
 
 
 def _of_job(
     room: BankRoom, t: "Transaction", by: By, request: RefundRequest
 ) -> tuple[Transfer, ...]:
-    """What refunds the charges of a job, oldest first."""
+    """Refund the charges of a job, oldest first."""
     from steward.bank.charged_jobs import charges_of
 
     rows = charges_of(room, t, request.job, request.cluster)
@@ -317,11 +320,13 @@ def _of_job(
 
 
 def _positive(amount: int) -> None:
+    """Reject an amount that is not above zero."""
     if amount <= 0:
         raise BankUsage("an amount that moves is above zero: 'adjust' takes others", amount)
 
 
 def _reasoned(reason: str) -> None:
+    """Reject a missing reason."""
     if not reason.strip():
         raise BankUsage("say why with --reason: it stands in the books for good")
 

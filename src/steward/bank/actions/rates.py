@@ -1,4 +1,9 @@
-"""The actions about what jobs cost, and how much the bank enforces: rates and modes."""
+"""Bank actions for rates and modes: what jobs cost, and whether the gate rejects them.
+
+``bank.rate_create`` and ``bank.rate_show`` manage prices of partitions. ``bank.enforce`` sets
+the mode (off, observe, gate). ``bank.would_refuse`` lists jobs that were or would have been
+rejected.
+"""
 
 from datetime import datetime, timedelta
 from typing import Final
@@ -15,18 +20,19 @@ from steward.core.actions import Action, Request
 
 _OPERATORS: Final = "set rates and modes"
 _MOST_REFUSALS: Final = 10_000
+"""Maximum number of rejections in a reply."""
 _UNASKED: Final = timedelta(days=7)
-"""So long a cluster may be without any submission."""
+"""Longest time a cluster may see no submission before a warning."""
 
 
 class RateCreateRequest(Request, frozen=True, kw_only=True):
-    """bank.rate_create: what jobs cost that are first submitted from a time on.
+    """Request of bank.rate_create: the price of jobs first submitted from a time on.
 
     Attributes:
-        rate: The rate; ``number`` and ``valid_from`` in it do not count.
-        valid_from: As people type times; "" for now.
-        zone: IANA name of the zone that it is meant in; "" for the cluster's.
-        reason: Why, for the books.
+        rate: The rate; its ``number`` and ``valid_from`` are ignored.
+        valid_from: Start of validity, as people type times; "" for now.
+        zone: IANA time zone of the time given; "" for the cluster's.
+        reason: Reason, recorded in the ledger.
     """
 
     rate: Rate
@@ -36,11 +42,11 @@ class RateCreateRequest(Request, frozen=True, kw_only=True):
 
 
 class RateShowRequest(Request, frozen=True, kw_only=True):
-    """bank.rate_show: the rates.
+    """Request of bank.rate_show: the rates.
 
     Attributes:
         cluster: Only of this cluster.
-        past: Whether those that others have replaced are wanted, too.
+        past: Whether to include rates that later ones replaced.
     """
 
     cluster: str = ""
@@ -48,12 +54,12 @@ class RateShowRequest(Request, frozen=True, kw_only=True):
 
 
 class RatesAnswer(BankAnswer, frozen=True, kw_only=True):
-    """Rates.
+    """Reply with rates.
 
     Attributes:
-        rates: By cluster, partition, QOS, and the time from which they hold.
-        gate_knows: Whether the gate reckons with a change already; it is told soon otherwise.
-        warnings: What of a new rate may charge nothing on its cluster.
+        rates: Rates by cluster, partition, QOS and start of validity.
+        gate_knows: Whether the gate already applies a change; otherwise it does soon.
+        warnings: Parts of a new rate that may charge nothing on its cluster.
     """
 
     rates: tuple[Rate, ...]
@@ -62,15 +68,15 @@ class RatesAnswer(BankAnswer, frozen=True, kw_only=True):
 
 
 class EnforceRequest(Request, frozen=True, kw_only=True):
-    """bank.enforce: how much the bank enforces, of all clusters or a part of one.
+    """Request of bank.enforce: the mode of all clusters or a part of one.
 
     Attributes:
-        mode: ``off``, ``observe`` or ``gate``; "" only shows what is set; ``default`` takes
-            the rule for that part away.
-        cluster: The cluster; "" for every one.
-        partition: One partition of it; "" for all.
-        account: One account; "" for all.
-        reason: Why, for the books.
+        mode: ``off``, ``observe`` or ``gate``; "" only shows the rules; ``default`` removes
+            the rule of this scope.
+        cluster: The cluster; "" for all.
+        partition: Partition of the cluster; "" for all.
+        account: Account; "" for all.
+        reason: Reason, recorded in the ledger.
     """
 
     mode: str = ""
@@ -81,12 +87,12 @@ class EnforceRequest(Request, frozen=True, kw_only=True):
 
 
 class EnforceAnswer(BankAnswer, frozen=True, kw_only=True):
-    """What is enforced.
+    """Reply with the mode rules.
 
     Attributes:
-        rules: What was set; where nothing was, it is ``observe``.
-        gate_knows: Whether the gate goes by it already; it is told soon otherwise.
-        warning: Why nothing is refused all the same; "" where nothing is known of that.
+        rules: The rules set; elsewhere the mode is ``observe``.
+        gate_knows: Whether the gate already applies them; otherwise it does soon.
+        warning: Why nothing is rejected nevertheless; "" if no cause is known.
     """
 
     rules: tuple[ModeRule, ...]
@@ -95,15 +101,15 @@ class EnforceAnswer(BankAnswer, frozen=True, kw_only=True):
 
 
 class WouldRefuseRequest(Request, frozen=True, kw_only=True):
-    """bank.would_refuse: what was refused, or would have been.
+    """Request of bank.would_refuse: jobs that were rejected, or would have been.
 
     Attributes:
-        since: As people type times; "" for the last seven days.
-        until: Likewise; "" for now.
-        zone: IANA name of the zone that they are meant in; "" for the cluster's.
+        since: Start, as people type times; "" for seven days ago.
+        until: End, likewise; "" for now.
+        zone: IANA time zone of the times given; "" for the cluster's.
         account: Only of this account.
         user: Only of this user.
-        all: Whether what was indeed refused is wanted, too.
+        all: Whether to include jobs that were in fact rejected.
     """
 
     since: str = ""
@@ -115,14 +121,14 @@ class WouldRefuseRequest(Request, frozen=True, kw_only=True):
 
 
 class WouldRefuseAnswer(BankAnswer, frozen=True, kw_only=True):
-    """What was refused, or would have been.
+    """Reply with jobs that were rejected, or would have been.
 
     Attributes:
-        refusals: Oldest first.
-        since: Beginning of the time looked at.
-        until: Its end.
-        more: Whether there was more.
-        warning: Why it may be that nothing was; "" where nothing is known of that.
+        refusals: The rejections, oldest first.
+        since: Start of the period.
+        until: End of the period.
+        more: Whether there are more.
+        warning: Why the list may be empty; "" if no cause is known.
     """
 
     refusals: tuple[Refusal, ...]
@@ -133,12 +139,12 @@ class WouldRefuseAnswer(BankAnswer, frozen=True, kw_only=True):
 
 
 def rate_create(room: BankRoom, asker: Asker, request: RateCreateRequest) -> RatesAnswer:
-    """Add a rate; what was charged by earlier ones stays.
+    """Create a rate; earlier charges stay unchanged.
 
     Raises:
-        BankRefused: The asker is no operator.
-        BankUsage: It says neither what it costs nor that it is free, it weighs what is no TRES,
-            or there is no such cluster.
+        BankRefused: The caller is no operator.
+        BankUsage: It has neither a price nor the mark "free", it weighs an unknown TRES, or the
+            cluster does not exist.
     """
     valid_from = room.moment(request.valid_from, request.zone) or room.now()
     given = request.rate
@@ -160,14 +166,14 @@ def rate_create(room: BankRoom, asker: Asker, request: RateCreateRequest) -> Rat
 
 
 def rate_show(room: BankRoom, asker: Asker, request: RateShowRequest) -> RatesAnswer:
-    """Show the rates; everybody may know what jobs cost."""
+    """Show the rates; every user may see them."""
     del asker
     now = room.now()
     with room.ledger.reading() as t:
         found = t.rates.all(room.cluster(request.cluster) if request.cluster else "")
     rates = sorted(found, key=_order)
     if not request.past:
-        # Of each part the last that holds by now, and those that are to come.
+        # For each scope, the newest rate valid by now, and all future ones.
         last = {(one.cluster, one.partition, one.qos): one for one in rates if _holds(one, now)}
         rates = [one for one in rates if not _holds(one, now) or one in last.values()]
     return RatesAnswer(
@@ -177,11 +183,11 @@ def rate_show(room: BankRoom, asker: Asker, request: RateShowRequest) -> RatesAn
 
 
 def enforce(room: BankRoom, asker: Asker, request: EnforceRequest) -> EnforceAnswer:
-    """Set how much is enforced, at once; or show it.
+    """Set or show the mode; a change takes effect at once.
 
     Raises:
-        BankRefused: The asker is no operator.
-        BankUsage: It is no mode, or there is no such cluster.
+        BankRefused: The caller is no operator.
+        BankUsage: The mode or the cluster does not exist.
     """
     mode = request.mode
     if mode not in ("", "off", "observe", "gate", "default"):
@@ -212,11 +218,11 @@ def enforce(room: BankRoom, asker: Asker, request: EnforceRequest) -> EnforceAns
 
 
 def would_refuse(room: BankRoom, asker: Asker, request: WouldRefuseRequest) -> WouldRefuseAnswer:
-    """List what ``gate`` would have refused while the mode was ``observe``.
+    """List jobs that the mode ``gate`` would have rejected while it was ``observe``.
 
     Raises:
-        BankRefused: It is about others' jobs, and the asker does not look after the account.
-        BankUsage: It is no time.
+        BankRefused: They belong to other users, and the caller does not manage the account.
+        BankUsage: A time is invalid.
     """
     now = room.now()
     until = room.moment(request.until, request.zone) or now
@@ -237,15 +243,18 @@ def would_refuse(room: BankRoom, asker: Asker, request: WouldRefuseRequest) -> W
 
 
 def _order(rate: Rate) -> tuple[str, str, str, float, int]:
+    """Return the sort key of a rate: cluster, partition, QOS, start of validity, number."""
     since = rate.valid_from.timestamp() if rate.valid_from else 0.0
     return rate.cluster, rate.partition, rate.qos, since, rate.number
 
 
 def _holds(rate: Rate, now: datetime) -> bool:
+    """Return True if the validity of a rate has begun."""
     return rate.valid_from is None or rate.valid_from <= now
 
 
 def _modes(room: BankRoom, rules: tuple[ModeRule, ...], *, gate_knows: bool) -> EnforceAnswer:
+    """Build the reply with the mode rules."""
     return EnforceAnswer(
         rules=rules,
         gate_knows=gate_knows,

@@ -1,4 +1,10 @@
-"""The actions that show money: balances, statements, what was used, what is held."""
+"""Bank reports: balances, statements, usage sums, open SU holds and daily balance history.
+
+Read-only actions: ``bank.balance``, ``bank.statement``, ``bank.usage``, ``bank.holds`` and
+``bank.course``. Operators see everything; others see accounts they use or manage, and their own
+jobs. Holds and available amounts come from the gate, everything else from the ledger.
+Amounts are micro-SU.
+"""
 
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final, Literal
@@ -20,37 +26,40 @@ if TYPE_CHECKING:
 
 
 _MOST_HOLDS: Final = 100_000
+"""Maximum number of holds in a reply."""
 _PAGE: Final = 1000
+"""Number of holds fetched from the gate at once."""
 
 Grouping = Literal["account", "user", "partition", "month", "day", "cluster"]
+"""Columns that usage can be grouped by."""
 
 
 class BalanceRequest(Request, frozen=True, kw_only=True):
-    """bank.balance: what accounts have.
+    """Request of bank.balance: balances of accounts.
 
     Attributes:
-        accounts: These; all that the asker is in or looks after if empty.
+        accounts: Accounts to show; all that the caller uses or manages if empty.
     """
 
     accounts: tuple[str, ...] = ()
 
 
 class AccountBalance(Shape, frozen=True, kw_only=True):
-    """What one account has.
+    """Balance of one account.
 
     Attributes:
         account: The account.
-        payer: Whose allocations pay: the account itself, or one above.
-        balance: What the payer's allocations hold that can be drawn on now.
-        credit: What the payer may owe.
-        held: What is held for jobs that have not ended; None where the gate does not say.
-        free: What a new job may cost; None where the gate does not say.
-        user_limit: What the asker may spend of it; None for no limit.
-        user_spent: What the asker has spent of it.
-        closed: Whether nothing may be charged to it any more.
-        known: Whether somebody created it; not if jobs were only charged to it.
-        allocations: The payer's, in the order in which they are drawn on.
-        remote_at: When a myBRC server elsewhere said what it has; None where none did.
+        payer: Account whose allocations pay: itself, or one above.
+        balance: Sum of the payer's active allocations.
+        credit: Credit limit of the payer.
+        held: Sum of holds for unfinished jobs; None if the gate does not tell.
+        free: Available amount for a new job; None if the gate does not tell.
+        user_limit: Spending limit of the caller; None for no limit.
+        user_spent: Amount the caller has spent of it.
+        closed: Whether new charges are forbidden.
+        known: Whether somebody created it; False if it exists only because of charges.
+        allocations: The payer's allocations, in spending order.
+        remote_at: When a remote myBRC server reported its balance; None if none did.
     """
 
     account: str
@@ -68,11 +77,11 @@ class AccountBalance(Shape, frozen=True, kw_only=True):
 
 
 class BalanceAnswer(BankAnswer, frozen=True, kw_only=True):
-    """What accounts have.
+    """Reply with balances.
 
     Attributes:
-        accounts: By name.
-        at: When that was so.
+        accounts: Balances by account name.
+        at: Time of the balances.
     """
 
     accounts: tuple[AccountBalance, ...]
@@ -80,16 +89,16 @@ class BalanceAnswer(BankAnswer, frozen=True, kw_only=True):
 
 
 class StatementRequest(Request, frozen=True, kw_only=True):
-    """bank.statement: what happened to an account's money, or by a user's jobs.
+    """Request of bank.statement: transfers of an account, or charges of a user's jobs.
 
     Attributes:
-        account: The account; "" for all that the asker looks after.
-        user: Only what this user's jobs were charged; "" for everybody's.
-        since: As people type times; "" for the beginning of the month.
-        until: Likewise; "" for now.
-        zone: IANA name of the zone that they are meant in; "" for the cluster's.
-        limit: How many lines at the most, the latest of them; 0 for all.
-        before: Only what was entered before the transfer of this number; 0 for all.
+        account: The account; "" for all that the caller manages.
+        user: Only charges of this user's jobs; "" for everyone's.
+        since: Start, as people type times; "" for the beginning of the month.
+        until: End, likewise; "" for now.
+        zone: IANA time zone of the times given; "" for the cluster's.
+        limit: Maximum number of lines, the latest ones; 0 for all.
+        before: Only transfers with a lower number than this; 0 for all.
     """
 
     account: str = ""
@@ -102,12 +111,12 @@ class StatementRequest(Request, frozen=True, kw_only=True):
 
 
 class StatementAnswer(BankAnswer, frozen=True, kw_only=True):
-    """What happened.
+    """Reply with a statement.
 
     Attributes:
-        statement: Its lines, and the totals before and after.
-        older: What to give as ``before`` for the lines before these; 0 where there are none.
-        names: What Slurm calls array tasks and components, by the key of their charge.
+        statement: Its lines, with the balances before and after.
+        older: Value of ``before`` for the next older page; 0 if there is none.
+        names: Job ids in Slurm's notation for array tasks and components, by charge key.
     """
 
     statement: Statement
@@ -116,15 +125,15 @@ class StatementAnswer(BankAnswer, frozen=True, kw_only=True):
 
 
 class UsageRequest(Request, frozen=True, kw_only=True):
-    """bank.usage: what was used, summed up.
+    """Request of bank.usage: sums of charges.
 
     Attributes:
-        by: What it is summed up by.
-        accounts: Only of these; of all that the asker may see if empty.
-        users: Only of these.
-        since: Of runs that began since, as people type times; "" for the year's beginning.
-        until: Likewise; "" for now.
-        zone: IANA name of the zone of times and months; "" for the cluster's.
+        by: Columns to group by.
+        accounts: Only these accounts; all that the caller may see if empty.
+        users: Only these users.
+        since: Only runs that began since, as people type times; "" for the year's beginning.
+        until: End, likewise; "" for now.
+        zone: IANA time zone of times and months; "" for the cluster's.
     """
 
     by: tuple[Grouping, ...] = ("user",)
@@ -136,15 +145,15 @@ class UsageRequest(Request, frozen=True, kw_only=True):
 
 
 class UsageAnswer(BankAnswer, frozen=True, kw_only=True):
-    """What was used.
+    """Reply with sums of charges.
 
     Attributes:
-        rows: Months in order, else the largest first.
-        total: Their sum.
-        by: What it is summed up by.
-        since: Beginning of the time looked at.
-        until: Its end.
-        is_all: Whether it is everybody's, and not only what the asker may see.
+        rows: Rows in order of time, otherwise the largest first.
+        total: Sum of all rows.
+        by: Columns grouped by.
+        since: Start of the period.
+        until: End of the period.
+        is_all: Whether it covers all users, not only what the caller may see.
     """
 
     rows: tuple[UsageRow, ...]
@@ -156,13 +165,13 @@ class UsageAnswer(BankAnswer, frozen=True, kw_only=True):
 
 
 class HoldsRequest(Request, frozen=True, kw_only=True):
-    """bank.holds: money that is spoken for.
+    """Request of bank.holds: open SU holds.
 
     Attributes:
         account: Only of this account.
         user: Only for this user's jobs.
-        cluster: Only of this cluster's jobs.
-        job_id: Only of this job.
+        cluster: Only for this cluster's jobs.
+        job_id: Only for this job.
     """
 
     account: str = ""
@@ -172,11 +181,11 @@ class HoldsRequest(Request, frozen=True, kw_only=True):
 
 
 class HoldsAnswer(BankAnswer, frozen=True, kw_only=True):
-    """Money that is spoken for.
+    """Reply with open SU holds.
 
     Attributes:
-        holds: Oldest first.
-        total: What they hold together.
+        holds: The holds, oldest first.
+        total: Sum of the holds.
     """
 
     holds: tuple[Hold, ...]
@@ -184,11 +193,11 @@ class HoldsAnswer(BankAnswer, frozen=True, kw_only=True):
 
 
 def balance(room: BankRoom, asker: Asker, request: BalanceRequest) -> BalanceAnswer:
-    """What accounts have: operators see all, others those that they are in or look after.
+    """Show balances: operators see all accounts, others those they use or manage.
 
     Raises:
-        BankRefused: The asker is in no such account.
-        BankUsage: There is none.
+        BankRefused: The caller may not see an account.
+        BankUsage: An account does not exist.
     """
     with room.ledger.reading() as t:
         rights = room.rights(asker, t)
@@ -207,11 +216,11 @@ def balance(room: BankRoom, asker: Asker, request: BalanceRequest) -> BalanceAns
 
 
 def statement(room: BankRoom, asker: Asker, request: StatementRequest) -> StatementAnswer:
-    """What happened to an account's money; to whoever only is in it, their own part.
+    """Show the statement of an account; mere users of it see only their own part.
 
     Raises:
-        BankRefused: The asker may not see that.
-        BankUsage: There is no such account, or a time cannot be read.
+        BankRefused: The caller may not see it.
+        BankUsage: The account does not exist, or a time is invalid.
     """
     since = room.moment(request.since, request.zone) or _month(room, request.zone)
     until = room.moment(request.until, request.zone)
@@ -236,11 +245,11 @@ def statement(room: BankRoom, asker: Asker, request: StatementRequest) -> Statem
 
 
 def usage(room: BankRoom, asker: Asker, request: UsageRequest) -> UsageAnswer:
-    """What was used, summed up: of accounts that the asker looks after, and their own.
+    """Sum up charges of accounts the caller manages, and of the caller's own jobs.
 
     Raises:
-        BankRefused: It is about others' use.
-        BankUsage: A time cannot be read, or nothing to sum up by was named.
+        BankRefused: It is about the usage of others.
+        BankUsage: A time is invalid, or no column to group by is named.
     """
     zone = request.zone or room.zone()
     now = room.now()
@@ -278,10 +287,10 @@ def usage(room: BankRoom, asker: Asker, request: UsageRequest) -> UsageAnswer:
 
 
 def holds(room: BankRoom, asker: Asker, request: HoldsRequest) -> HoldsAnswer:
-    """Money that is spoken for: of accounts that the asker looks after, and their own jobs'.
+    """List open SU holds of accounts the caller manages, and of their own jobs.
 
     Raises:
-        BankRefused: It is about others' jobs.
+        BankRefused: It is about jobs of others.
         GateUnavailable: The gate does not answer.
     """
     account = request.account.lower()
@@ -299,7 +308,7 @@ def holds(room: BankRoom, asker: Asker, request: HoldsRequest) -> HoldsAnswer:
 def all_holds(
     room: BankRoom, account: str = "", cluster: str = "", user: str = "", job_id: int = 0
 ) -> list[Hold]:
-    """The open holds, page by page.
+    """List the open holds, fetched from the gate page by page.
 
     Raises:
         GateUnavailable: The gate does not answer.
@@ -319,15 +328,17 @@ def all_holds(
 
 
 def _is_own(hold: Hold, asker: Asker) -> bool:
+    """Return True if a hold is for the caller's own job."""
     return hold.uid == asker.uid or bool(asker.user and hold.user == asker.user)
 
 
 def _all_led(rights: Rights, accounts: list[str]) -> bool:
-    """Whether everybody's use of these accounts may be shown; of no account in particular, all."""
+    """Return True if the caller may see everyone's usage of these accounts; all if empty."""
     return all(rights.leads(name) for name in accounts) if accounts else rights.is_operator
 
 
 def _balance(room: BankRoom, t: "Transaction", account: str, rights: Rights) -> AccountBalance:
+    """Return the balance of one account, without the data of the gate."""
     now = room.now()
     own = _account(t, account)
     payer = t.accounts.payer(account)
@@ -348,19 +359,21 @@ def _balance(room: BankRoom, t: "Transaction", account: str, rights: Rights) -> 
 
 
 def _account(t: "Transaction", name: str) -> Account:
-    """The account of a name, also one that nobody created and jobs were charged to.
+    """Return an account by name, including one that exists only because of charges.
 
     Raises:
-        BankUsage: There is none.
+        BankUsage: The account does not exist.
     """
     return t.accounts.get(name) or t.accounts.need(name)
 
 
 def _drawn(pot: Allocation) -> tuple[bool, float, int]:
+    """Return the sort key for spending order: by end, the open-ended one last."""
     return pot.end is None, pot.end.timestamp() if pot.end else 0.0, pot.number
 
 
 def _with_holds(room: BankRoom, line: AccountBalance, rights: Rights) -> AccountBalance:
+    """Add the gate's data to a balance: holds and available amount."""
     means = room.means(line.account, rights.user)
     if means is None:
         return line
@@ -374,12 +387,14 @@ def _with_holds(room: BankRoom, line: AccountBalance, rights: Rights) -> Account
 
 
 def _month(room: BankRoom, zone: str) -> datetime:
+    """Return the beginning of the current month in a zone."""
     here = room.now().astimezone(zone_called(zone or room.zone()))
     begin = here.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     return begin.astimezone(room.now().tzinfo)
 
 
 def _year(room: BankRoom, zone: str) -> datetime:
+    """Return the beginning of the current year in a zone."""
     here = room.now().astimezone(zone_called(zone or room.zone()))
     begin = here.replace(month=1, day=1, hour=0, minute=0, second=0, microsecond=0)
     return begin.astimezone(room.now().tzinfo)
@@ -422,18 +437,19 @@ MONEY_ACTIONS: Final = (
 
 
 _MOST_DAYS: Final = 3700
+"""Maximum length of a balance history, in days."""
 _USUAL: Final = timedelta(days=90)
+"""Default length of a balance history."""
 
 
 class CourseRequest(Request, frozen=True, kw_only=True):
-    """bank.course: what an account had at the end of each day, and what it spent.
+    """Request of bank.course: balance and spending of an account, day by day.
 
     Attributes:
-        account: The account; of one that draws on another's money, that one's.
-        since: As people type times; "" for 90 days ago.
-        until: Likewise; "" for now.
-        zone: IANA name of the zone that times are meant in, and days are cut in; "" for the
-            cluster's.
+        account: The account; if it draws on another, that one's money is shown.
+        since: Start, as people type times; "" for 90 days ago.
+        until: End, likewise; "" for now.
+        zone: IANA time zone of the times given and of the days; "" for the cluster's.
     """
 
     account: str
@@ -443,13 +459,13 @@ class CourseRequest(Request, frozen=True, kw_only=True):
 
 
 class CourseAnswer(BankAnswer, frozen=True, kw_only=True):
-    """How it went.
+    """Reply with balance and spending, day by day.
 
     Attributes:
-        payer: Whose money it is.
-        days: Each day, the first first; the last may not be over.
-        since: Beginning of the time looked at.
-        until: Its end.
+        payer: Account whose money it is.
+        days: The days in order; the last may not be over.
+        since: Start of the period.
+        until: End of the period.
     """
 
     payer: str
@@ -459,11 +475,11 @@ class CourseAnswer(BankAnswer, frozen=True, kw_only=True):
 
 
 def course(room: BankRoom, asker: Asker, request: CourseRequest) -> CourseAnswer:
-    """What the allocations that an account draws on now had at the end of each day.
+    """Return the daily balance history of the allocations an account draws on now.
 
     Raises:
-        BankRefused: The asker may not see the account.
-        BankUsage: There is none, or the time cannot be read or is too long.
+        BankRefused: The caller may not see the account.
+        BankUsage: The account does not exist, or the period is invalid or too long.
     """
     zone = request.zone or room.zone()
     now = room.now()

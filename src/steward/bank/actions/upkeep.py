@@ -1,4 +1,12 @@
-"""The actions of operators: comparing with Slurm's records, the proof, and imports."""
+"""Bank operations for operators: reconcile, backfill, check, import, notices, status.
+
+- ``bank.reconcile`` compares charges with Slurm's records and corrects them.
+- ``bank.backfill`` charges runs from before the bank started.
+- ``bank.check`` verifies the ledger, and compares SU holds with live jobs.
+- ``bank.import`` imports accounts, users, money and rates of other programs.
+- ``bank.notices`` and ``bank.notices_retry`` list and retry undelivered notices.
+- ``bank.standing`` shows the state of ledger, gate and reconciliation.
+"""
 
 import logging
 from datetime import datetime, timedelta
@@ -32,19 +40,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PATIENCE: Final = timedelta(minutes=5)
-"""What has ended so lately may not be settled yet, and who came so lately not be covered."""
+"""Grace period: later ends may be unsettled, and later starts may lack a hold."""
 
 ImportKind = Literal["csv", "sacctmgr", "bank-config"]
+"""Format of an import."""
 
 
 class ReconcileRequest(Request, frozen=True, kw_only=True):
-    """bank.reconcile: compare what was charged with Slurm's own records.
+    """Request of bank.reconcile: compare charges with Slurm's records.
 
     Attributes:
-        cluster: The cluster; "" for every one.
-        since: Of runs that ended since, as people type times; "" for where it was last left.
-        dry_run: Whether differences are only told.
-        zone: IANA name of the zone that times are meant in; "" for the cluster's.
+        cluster: The cluster; "" for all.
+        since: Only runs that ended since, as people type times; "" to continue from last time.
+        dry_run: Whether to report differences without correcting them.
+        zone: IANA time zone of the time given; "" for the cluster's.
     """
 
     cluster: str = ""
@@ -54,19 +63,19 @@ class ReconcileRequest(Request, frozen=True, kw_only=True):
 
 
 class DifferenceLine(Shape, frozen=True, kw_only=True):
-    """A run that was charged something else than it is due.
+    """Run whose charge differs from the amount due.
 
     Attributes:
         cluster: Its cluster.
-        job_id: The raw job id.
-        restarts: Which run of it.
-        account: Who pays.
-        user: Whose job it was.
-        charged: What it was charged, micro-SU; None for nothing.
-        due: What its record makes, micro-SU; None where nothing says what it costs.
-        why: What the difference comes from.
-        source: Whose word it is: ``jobs`` or ``sacct``.
-        done: Whether it was put right.
+        job_id: Raw job id.
+        restarts: Restart count, which tells the runs of a job apart.
+        account: Account that pays.
+        user: Owner of the job.
+        charged: Amount charged, in micro-SU; None for nothing.
+        due: Amount due by its record, in micro-SU; None if no rate applies.
+        why: Cause of the difference.
+        source: Source of the record: ``jobs`` or ``sacct``.
+        done: Whether it was corrected.
     """
 
     cluster: str
@@ -82,10 +91,10 @@ class DifferenceLine(Shape, frozen=True, kw_only=True):
 
 
 class ReconcileAnswer(BankAnswer, frozen=True, kw_only=True):
-    """What was found.
+    """Reply with the differences found by reconciliation.
 
     Attributes:
-        differences: Each run that was charged something else than it is due.
+        differences: Runs whose charge differs from the amount due.
         dry_run: Whether nothing was changed.
     """
 
@@ -94,14 +103,14 @@ class ReconcileAnswer(BankAnswer, frozen=True, kw_only=True):
 
 
 class BackfillRequest(Request, frozen=True, kw_only=True):
-    """bank.backfill: charge what ran before there was a bank.
+    """Request of bank.backfill: charge runs from before the bank started.
 
     Attributes:
-        since: Of runs that ended since, as people type times.
-        until: Likewise; "" for now.
+        since: Only runs that ended since, as people type times.
+        until: End, likewise; "" for now.
         cluster: The cluster; "" for the first.
-        dry_run: Whether it is only told what would be charged.
-        zone: IANA name of the zone that times are meant in; "" for the cluster's.
+        dry_run: Whether to report charges without making them.
+        zone: IANA time zone of the times given; "" for the cluster's.
     """
 
     since: str
@@ -112,13 +121,13 @@ class BackfillRequest(Request, frozen=True, kw_only=True):
 
 
 class BackfillAnswer(BankAnswer, frozen=True, kw_only=True):
-    """What was charged.
+    """Reply with the charges of a backfill.
 
     Attributes:
-        charges: How many.
-        amount: What they come to, micro-SU.
-        passed_over: How many runs were charged already.
-        unpriced: Runs that nothing says the price of.
+        charges: Number of charges.
+        amount: Sum of the charges, in micro-SU.
+        passed_over: Number of runs that were charged already.
+        unpriced: Runs without an applicable rate.
         dry_run: Whether nothing was charged.
     """
 
@@ -130,17 +139,17 @@ class BackfillAnswer(BankAnswer, frozen=True, kw_only=True):
 
 
 class CheckRequest(Request, frozen=True, kw_only=True):
-    """bank.check: prove the ledger."""
+    """Request of bank.check: verify the ledger."""
 
 
 class CheckAnswer(BankAnswer, frozen=True, kw_only=True):
-    """What the proof came to.
+    """Reply with the findings of the ledger check.
 
     Attributes:
-        findings: What is wrong; nothing if all is right.
-        accounts: How many accounts were looked at.
-        position: Position of the ledger that was looked at.
-        holds: How many open holds were compared with jobs; None where the gate does not answer.
+        findings: Inconsistencies; empty if there are none.
+        accounts: Number of accounts checked.
+        position: Position of the ledger that was checked.
+        holds: Number of open holds compared with jobs; None if the gate does not answer.
     """
 
     findings: tuple[Finding, ...]
@@ -150,15 +159,15 @@ class CheckAnswer(BankAnswer, frozen=True, kw_only=True):
 
 
 class ImportRequest(Request, frozen=True, kw_only=True):
-    """bank.import: accounts, users, money and prices that another program has.
+    """Request of bank.import: accounts, users, money and rates of another program.
 
     Attributes:
-        kind: What the text is.
-        text: The file; "" with ``sacctmgr`` to ask slurmdbd.
-        name: What the file is called; part of the keys that make a repeat harmless.
+        kind: Format of the text.
+        text: Content of the file; "" with ``sacctmgr`` to ask slurmdbd.
+        name: Name of the file; part of the keys that make a repeat harmless.
         cluster: The cluster; "" for the first.
-        dry_run: Whether it is only told what would be done.
-        zone: IANA name of the zone that times are meant in; "" for the cluster's.
+        dry_run: Whether to report changes without making them.
+        zone: IANA time zone of the times given; "" for the cluster's.
     """
 
     kind: ImportKind
@@ -170,13 +179,13 @@ class ImportRequest(Request, frozen=True, kw_only=True):
 
 
 class ImportAnswer(BankAnswer, frozen=True, kw_only=True):
-    """What was brought in.
+    """Reply with the changes of an import.
 
     Attributes:
-        changes: What was done, or would be.
-        remarks: What was passed over, and why.
+        changes: Changes made, or to be made in a dry run.
+        remarks: Parts that were skipped, and why.
         dry_run: Whether nothing was changed.
-        gate_knows: Whether the gate reckons with it already; it is told soon otherwise.
+        gate_knows: Whether the gate already applies it; otherwise it does soon.
     """
 
     changes: tuple[Change, ...]
@@ -186,15 +195,15 @@ class ImportAnswer(BankAnswer, frozen=True, kw_only=True):
 
 
 class _DryRun(Exception):
-    """Ends a transaction whose changes are not wanted; never leaves this module."""
+    """Exception that rolls back the transaction of a dry run; never leaves this module."""
 
 
 def reconcile(room: BankRoom, asker: Asker, request: ReconcileRequest) -> ReconcileAnswer:
-    """Compare what was charged with Slurm's own records, and correct it.
+    """Compare charges with Slurm's records, and correct them.
 
     Raises:
-        BankRefused: The asker is no operator.
-        BankUsage: A time cannot be read, or there is no such cluster.
+        BankRefused: The caller is no operator.
+        BankUsage: A time is invalid, or the cluster does not exist.
     """
     from steward.bank.reconciliation import reconcile as compare
 
@@ -217,11 +226,11 @@ def reconcile(room: BankRoom, asker: Asker, request: ReconcileRequest) -> Reconc
 
 
 def backfill(room: BankRoom, asker: Asker, request: BackfillRequest) -> BackfillAnswer:
-    """Charge what ran before there was a bank.
+    """Charge runs from before the bank started.
 
     Raises:
-        BankRefused: The asker is no operator.
-        BankUsage: A time cannot be read, or there is no such cluster.
+        BankRefused: The caller is no operator.
+        BankUsage: A time is invalid, or the cluster does not exist.
     """
     from steward.bank.reconciliation import backfill as charge
 
@@ -256,10 +265,10 @@ def backfill(room: BankRoom, asker: Asker, request: BackfillRequest) -> Backfill
 
 
 def check(room: BankRoom, asker: Asker, request: CheckRequest) -> CheckAnswer:
-    """Prove the ledger, and that holds match jobs.
+    """Verify the ledger, and compare SU holds with live jobs.
 
     Raises:
-        BankRefused: The asker is no operator.
+        BankRefused: The caller is no operator.
     """
     del request
     with room.ledger.reading() as t:
@@ -285,11 +294,11 @@ def check(room: BankRoom, asker: Asker, request: CheckRequest) -> CheckAnswer:
 
 
 def import_(room: BankRoom, asker: Asker, request: ImportRequest) -> ImportAnswer:
-    """Bring in what another program has; what is there already stays.
+    """Import data of another program; existing data stays.
 
     Raises:
-        BankRefused: The asker is no operator.
-        BankUsage: The text cannot be understood, or contradicts itself.
+        BankRefused: The caller is no operator.
+        BankUsage: The text cannot be parsed, or contradicts itself.
         SlurmError: slurmdbd is to be asked, but does not answer.
     """
     _need_operator(room, asker, "import")
@@ -310,6 +319,7 @@ def import_(room: BankRoom, asker: Asker, request: ImportRequest) -> ImportAnswe
 
 
 def _end_dry(is_dry: bool) -> None:
+    """Roll back the transaction of a dry run by an exception."""
     if is_dry:
         raise _DryRun
 
@@ -317,6 +327,7 @@ def _end_dry(is_dry: bool) -> None:
 def _imported(
     room: BankRoom, request: ImportRequest, changes: list[Change], plan: Plan, *, gate_knows: bool
 ) -> ImportAnswer:
+    """Build the reply of an import."""
     return ImportAnswer(
         changes=tuple(changes),
         remarks=tuple(plan.remarks),
@@ -327,6 +338,7 @@ def _imported(
 
 
 def _plan(room: BankRoom, request: ImportRequest) -> Plan:
+    """Parse the text of an import request, or ask slurmdbd, and return the plan."""
     from steward.bank.imports import of_associations, read_bank_config, read_csv, read_dump
 
     if request.kind == "csv":
@@ -346,7 +358,7 @@ def _plan(room: BankRoom, request: ImportRequest) -> Plan:
 
 
 def holds_and_jobs(room: BankRoom, holds: list[Hold]) -> list[Finding]:
-    """Findings of holds whose jobs are over, and of running jobs that nothing is held for."""
+    """Find holds whose jobs have ended, and running jobs without a hold."""
     before = room.now() - _PATIENCE
     found: list[Finding] = []
     with room.ledger.reading() as t:
@@ -385,12 +397,13 @@ def holds_and_jobs(room: BankRoom, holds: list[Hold]) -> list[Finding]:
 
 
 def _runs_since(record: "JobRecord", before: datetime) -> bool:
+    """Return True if a job is running and started before a time."""
     is_running = record.state.split()[0:1] == ["RUNNING"]
     return is_running and record.start is not None and record.start < before
 
 
 def _costs(record: "JobRecord", cluster: str, rates: list[Rate]) -> bool:
-    """Whether a job's partition has a price; of one that has none, all is said elsewhere."""
+    """Return True if a job's partition has a price; missing rates are reported elsewhere."""
     submit = record.submit
     if submit is None:
         return False
@@ -401,6 +414,7 @@ def _costs(record: "JobRecord", cluster: str, rates: list[Rate]) -> bool:
 
 
 def _need_operator(room: BankRoom, asker: Asker, what: str) -> None:
+    """Reject callers who are not operators."""
     with room.ledger.reading() as t:
         room.rights(asker, t).need_operator(what)
 
@@ -448,34 +462,35 @@ UPKEEP_ACTIONS: Final = (
 
 _OPERATORS: Final = "look after what waits to be told"
 _MOST: Final = 1000
+"""Maximum number of notices in a reply."""
 
 
 class NoticesRequest(Request, frozen=True, kw_only=True):
-    """bank.notices: what was not told yet."""
+    """Request of bank.notices: undelivered notices."""
 
 
 class NoticesRetryRequest(Request, frozen=True, kw_only=True):
-    """bank.notices_retry: have things told again at once.
+    """Request of bank.notices_retry: retry undelivered notices at once.
 
     Attributes:
-        numbers: These; all that were set aside if empty.
+        numbers: Numbers of notices; all dead letters if empty.
     """
 
     numbers: tuple[int, ...] = ()
 
 
 class NoticeLine(Shape, frozen=True, kw_only=True):
-    """Something that was not told yet.
+    """Undelivered notice.
 
     Attributes:
         number: Its number.
-        way: ``mail``, ``webhook`` or ``mybrc``; "" where it is for all that are set up.
-        what: What it says, in a line.
-        to: Users and addresses, of a mail.
-        tries: How often it failed.
-        next_at: When it is tried next; None where it was set aside.
-        error: Why it failed last.
-        aside: Whether it is not tried any more until somebody asks for it.
+        way: ``mail``, ``webhook`` or ``mybrc``; "" for all configured ways.
+        what: Summary, one line.
+        to: Users and addresses of a mail.
+        tries: Number of failed attempts.
+        next_at: Time of the next attempt; None for a dead letter.
+        error: Error of the last attempt.
+        aside: Whether it is a dead letter, retried only on request.
     """
 
     number: int
@@ -489,10 +504,10 @@ class NoticeLine(Shape, frozen=True, kw_only=True):
 
 
 class NoticesAnswer(BankAnswer, frozen=True, kw_only=True):
-    """What was not told yet.
+    """Reply with undelivered notices.
 
     Attributes:
-        notices: The first that came first.
+        notices: The notices, oldest first.
         more: Whether there are more.
     """
 
@@ -501,25 +516,25 @@ class NoticesAnswer(BankAnswer, frozen=True, kw_only=True):
 
 
 class NoticesRetryAnswer(BankAnswer, frozen=True, kw_only=True):
-    """What is tried again.
+    """Reply with the number of notices to retry.
 
     Attributes:
-        retried: How many.
+        retried: Number of notices.
     """
 
     retried: int
 
 
 def outbox_kinds() -> tuple[str, ...]:
-    """Return the kinds of what waits in the outbox: notices, and what banks elsewhere are told."""
+    """Return the message kinds of the outbox: notices, and messages to remote banks."""
     return (NOTICE, *offers_of(GROUP))
 
 
 def notices(room: BankRoom, asker: Asker, request: NoticesRequest) -> NoticesAnswer:
-    """List what waits to be told, and what was set aside.
+    """List undelivered notices, dead letters included.
 
     Raises:
-        BankRefused: The asker is no operator.
+        BankRefused: The caller is no operator.
     """
     del request
     with room.ledger.reading() as t:
@@ -533,11 +548,11 @@ def notices(room: BankRoom, asker: Asker, request: NoticesRequest) -> NoticesAns
 
 
 def retry(room: BankRoom, asker: Asker, request: NoticesRetryRequest) -> NoticesRetryAnswer:
-    """Have things told again at once, as if nobody had tried before.
+    """Retry undelivered notices at once, with the count of attempts reset.
 
     Raises:
-        BankRefused: The asker is no operator.
-        BankUsage: Nothing of these numbers waits.
+        BankRefused: The caller is no operator.
+        BankUsage: No undelivered notice has these numbers.
     """
     with room.ledger.transaction() as t:
         room.rights(asker, t).need_operator(_OPERATORS)
@@ -549,6 +564,7 @@ def retry(room: BankRoom, asker: Asker, request: NoticesRetryRequest) -> Notices
 
 
 def _line(item: OutboxItem) -> NoticeLine:
+    """Convert an outbox message into a line of the reply."""
     common = NoticeLine(
         number=item.id,
         tries=item.tries,
@@ -585,29 +601,29 @@ NOTICE_ACTIONS: Final = (
 
 
 Gate = Literal["deciding", "not deciding", "away"]
+"""State of the gate: it decides, it answers without deciding, or it does not answer."""
 
 
 class BankStandingRequest(Request, frozen=True, kw_only=True):
-    """bank.standing: how ledger, gate and comparisons stand.
+    """Request of bank.standing: the state of ledger, gate and reconciliation.
 
     Attributes:
-        accounts: Whether what each account has is wanted, too.
+        accounts: Whether to include the balance of each account.
     """
 
     accounts: bool = False
 
 
 class ReconciledLine(Shape, frozen=True, kw_only=True):
-    """How far a cluster's charges were compared with its records.
+    """Progress of a cluster's reconciliation.
 
     Attributes:
         cluster: The cluster.
-        until: Runs that ended until then were compared with what Slurm showed of them; None
-            for none yet.
-        by_slurmdbd_until: Likewise with slurmdbd's records.
-        compared_at: When that was last done.
-        differences: How many runs were found then that were not charged what they are due.
-        corrected: How many of them were put right.
+        until: End of the period compared with Slurm's job records; None for none yet.
+        by_slurmdbd_until: End of the period compared with slurmdbd's records.
+        compared_at: Time of the last comparison.
+        differences: Number of runs with a wrong charge found then.
+        corrected: Number of those that were corrected.
     """
 
     cluster: str
@@ -619,14 +635,14 @@ class ReconciledLine(Shape, frozen=True, kw_only=True):
 
 
 class AccountMoney(Shape, frozen=True, kw_only=True):
-    """What an account has that pays for itself; micro-SU.
+    """Balance and holds of an account that pays for itself, in micro-SU.
 
     Attributes:
-        account: Its name.
-        balance: What its allocations hold that can be drawn on now.
-        credit: What it may owe.
-        held: What is held of it; None where the gate does not answer.
-        holds: How many holds these are.
+        account: Name of the account.
+        balance: Sum of its active allocations.
+        credit: Credit limit.
+        held: Sum of its holds; None if the gate does not answer.
+        holds: Number of its holds.
     """
 
     account: str
@@ -637,22 +653,21 @@ class AccountMoney(Shape, frozen=True, kw_only=True):
 
 
 class BankStandingAnswer(BankAnswer, frozen=True, kw_only=True):
-    """How the bank stands.
+    """Reply with the state of the bank.
 
     Attributes:
         position: Number of the ledger's last change.
-        accounts: How many accounts there are.
+        accounts: Number of accounts.
         gate: Whether the gate decides.
         gate_why: Why it does not.
-        holds: How many holds are open; None where the gate is away.
-        held: What they hold, micro-SU.
-        asked_at: When a submit plugin asked last, to the minute; None for never, or where
-            that is not known.
-        tally: What the gate answered since it began; None where it is away.
-        reconciled: How far charges were compared, by cluster.
-        notices: How many notices were set aside since nobody took them.
-        money: What each account has, where that was asked for.
-        remote_at: Where balances are those of a myBRC server elsewhere, when it said the oldest.
+        holds: Number of open holds; None if the gate does not answer.
+        held: Sum of the open holds, in micro-SU.
+        asked_at: Last request of a submit plugin, to the minute; None if never or unknown.
+        tally: Counts of the gate's decisions since its start; None if it does not answer.
+        reconciled: Progress of reconciliation, by cluster.
+        notices: Number of notices that are dead letters.
+        money: Balance of each account, if requested.
+        remote_at: Age of the oldest balance taken from a remote myBRC server, if any.
     """
 
     position: int
@@ -670,12 +685,12 @@ class BankStandingAnswer(BankAnswer, frozen=True, kw_only=True):
 
 
 def standing(room: BankRoom, asker: Asker, request: BankStandingRequest) -> BankStandingAnswer:
-    """Tell how the bank stands.
+    """Report the state of the bank.
 
     Raises:
-        BankRefused: The asker is no operator.
-        BankUsage: There is no bank here.
-        LedgerUnavailable: Its database is away.
+        BankRefused: The caller is no operator.
+        BankUsage: No bank is configured.
+        LedgerUnavailable: The ledger's database is unreachable.
     """
     from steward.bank.reconciliation import last_comparison
 
@@ -712,6 +727,7 @@ def standing(room: BankRoom, asker: Asker, request: BankStandingRequest) -> Bank
 def _with_gate(
     room: BankRoom, answer: BankStandingAnswer, books: tuple[AccountBooks, ...]
 ) -> BankStandingAnswer:
+    """Add the gate's state to the reply; without it, the reason why it does not answer."""
     try:
         state = room.gate.state()
         held = room.gate.held() if books else []
@@ -733,7 +749,7 @@ def _with_gate(
 def _money(
     books: tuple[AccountBooks, ...], now_us: int, held: dict[str, Held] | None
 ) -> tuple[AccountMoney, ...]:
-    """What each account has that pays for itself; those that draw on another are part of that."""
+    """Return the balances of accounts that pay for themselves; others are part of those."""
     lines = []
     for one in books:
         if one.payer not in ("", one.name):

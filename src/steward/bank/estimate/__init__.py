@@ -1,4 +1,7 @@
-"""What a job may cost at the most, from what sbatch really sends."""
+"""Estimate of a job's highest cost, from the request that sbatch sends.
+
+`estimate` is for callers who ask once; the gate keeps an `Estimator` for each cluster.
+"""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -33,17 +36,17 @@ def estimate(
     settings: BankSettings,
     now: datetime,
 ) -> Quote:
-    """What a job may cost at the most, with the way to it; for one who asks once.
+    """Return a quote: the highest cost of a job, with its price lines.
 
     Args:
-        description: What it asks for.
-        picture: The cluster.
-        rates: Every rate there is.
+        description: The job's request.
+        picture: The model of the cluster.
+        rates: All rates.
         settings: [bank].
-        now: When it is, or was first, submitted.
+        now: When it is submitted, or was first submitted.
 
     Raises:
-        NoRate: Nothing says what one of its partitions costs.
-        NoEstimate: One of its partitions is not known, or its array makes no sense.
+        NoRate: A partition has no rate.
+        NoEstimate: A partition is unknown, or the array is malformed.
     """
     return Estimator(picture, rates, settings).quote(description, now, lines=True)

@@ -1,4 +1,9 @@
-"""Descriptions of jobs that nobody described to us: of those in the queue, and of changed ones."""
+"""Descriptions of jobs (their requests), from queue records and from updates.
+
+`description_of` converts a queue record to a `Description`; `merged` applies an update; `is_like`
+and `with_unshown` compare a known request with what the queue shows, since squeue shows totals, not
+what a job requests per CPU, node, task or GPU. Memory is in MiB.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -16,15 +21,15 @@ _UNSET: Final = Description(uid=-1)
 
 
 def description_of(record: JobRecord) -> Description:
-    """What a job asks for, as its record in the queue has it.
+    """Return a job's request as its queue record shows it.
 
-    Of a job that has its allocation this is what it was given, so that its estimate is what
-    it has for as long as it may; of one that waits, what Slurm reckons that it needs. GRES that
-    Slurm does not count in a job's TRES are as the job asked for them. An update that slurmctld
-    rejects may change a job's requests without its TRES: the larger number counts.
+    A job with an allocation is described by what it got, so that its estimate is what it has for as
+    long as it may run; a waiting job by what Slurm computes that it needs. GRES that Slurm does not
+    count in a job's TRES are taken as requested. An update that slurmctld rejects may change a
+    job's requests without its TRES: the larger number counts.
 
     Args:
-        record: A record of a snapshot, or of the job asked singly.
+        record: A record from a poll, or of a single job.
     """
     has = parse_tres(record.tres_allocated)
     asked = has or parse_tres(record.tres_requested)
@@ -40,11 +45,11 @@ def description_of(record: JobRecord) -> Description:
         partition=record.partition,
         qos=record.qos,
         reservation=record.reservation,
-        # Slurm shows no limit of a job that may run for ever.
+        # Slurm shows no time limit for a job with an unlimited one.
         time_limit_min=-1 if limit is None else -(-limit // 60),
         min_nodes=nodes,
         max_nodes=nodes if has else max(nodes, record.nodes or 1, _spread(record, nodes)),
-        # Each task with its CPUs; of what is allocated the CPUs alone count.
+        # Each task with its CPUs; of an allocation only the total CPUs count.
         num_tasks=None if has else record.tasks,
         cpus_per_task=None if has else _each(cpus, record.tasks),
         min_cpus=cpus,
@@ -72,13 +77,13 @@ def description_of(record: JobRecord) -> Description:
 
 
 def merged(base: Description, change: Description) -> Description:
-    """A job's description after an update that says only what becomes different.
+    """Apply an update to a job's description; the update holds only the changed fields.
 
-    One that is released is taken to start at once.
+    A released job is assumed to start at once.
 
     Args:
-        base: What it was.
-        change: What ``scontrol update`` sends; what it leaves unset stays.
+        base: The description before the update.
+        change: What ``scontrol update`` sends; unset fields stay.
     """
     changes = {
         field: value
@@ -87,10 +92,10 @@ def merged(base: Description, change: Description) -> Description:
         and (value := getattr(change, field)) != getattr(_UNSET, field)
     }
     if change.released or not changes:
-        # Slurm asks of nothing but a release without saying what becomes different.
+        # The only update in which Slurm sends no field is a release.
         changes |= {"held": False, "begin_us": change.begin_us}
     if "array" in changes:
-        # An update says how many of its tasks may run at once, 0 for all of them.
+        # An array update sets how many tasks may run at once, 0 for all.
         tasks, limit = base.array.partition("%")[0], changes["array"]
         changes["array"] = tasks if limit == "0" or not tasks else f"{tasks}%{limit}"
     if "num_tasks" in changes and "min_cpus" not in changes and base.cpus_per_task:
@@ -106,14 +111,14 @@ def merged(base: Description, change: Description) -> Description:
 
 
 def is_like(asked: Description, shown: Description, most: Mapping[str, int]) -> bool:
-    """Whether a job that asks for this, or for less time, may be the one that the queue shows.
+    """Return True if a request, or one for less time, may be the job that the queue shows.
 
-    Slurm shows what a job comes to: not what it asks for each CPU, node, task or GPU.
+    Slurm shows a job's totals, not what it requests for each CPU, node, task or GPU.
 
     Args:
         asked: A description as the user requested it.
         shown: A description from the queue, see :func:`description_of`.
-        most: Upper bound of the allocation, by TRES; empty if unknown.
+        most: Upper bound of the allocation by TRES; empty if unknown.
     """
     if asked.account.lower() not in ("", shown.account.lower()):
         return False
@@ -140,10 +145,10 @@ def is_like(asked: Description, shown: Description, most: Mapping[str, int]) -> 
 
 
 def with_unshown(shown: Description, asked: Description, unshown_nodes: int) -> Description:
-    """Complete what the queue shows of a waiting job by requests that it does not show.
+    """Complete a waiting job's description from the queue by requests that squeue does not show.
 
-    If Slurm rejects an update that raises the nodes, squeue may show the CPUs alone; and it shows
-    memory of each CPU as that of each node.
+    If Slurm rejects an update that raises the nodes, squeue may show only the raised CPUs; and it
+    shows memory per CPU as memory per node.
 
     Args:
         shown: A description from the queue, see :func:`description_of`.
@@ -215,19 +220,19 @@ def _each(cpus: int, tasks: int | None) -> int | None:
 
 
 def _spread(record: JobRecord, nodes: int) -> int:
-    """Over how many nodes one that waits may come; a count of 1 is often only the least."""
+    """Return over how many nodes a waiting job may spread; a count of 1 is often the minimum."""
     return max(nodes, record.tasks or 1) if nodes == 1 else nodes
 
 
 def _together(record: JobRecord, asked: dict[str, int], counted: set[str], *, has: bool) -> str:
-    """All of a job's GRES: those that Slurm counts, and the others as it asked for them."""
+    """Return all of a job's GRES: counted ones as Slurm shows them, others as requested."""
     found = _gres(asked)
     if not has:
         # squeue guesses the nodes of some jobs.
         record = msgspec.structs.replace(record, nodes=asked.get("node") or record.nodes)
     others = requested_kinds(record)
     if has:
-        # Of a job that runs nodes and tasks are settled.
+        # A running job's nodes and tasks are fixed.
         found |= {name: count for name, count in others.items() if kind_of(name) not in counted}
     else:
         for name, count in others.items():
@@ -242,7 +247,7 @@ def _together(record: JobRecord, asked: dict[str, int], counted: set[str], *, ha
 
 
 def _gres(amounts: dict[str, int]) -> dict[str, int]:
-    """GRES by type where a type is known; the rest by name."""
+    """Return GRES by type where a type is known; the rest by name."""
     found = {name: amount for name, amount in amounts.items() if name.startswith("gres/")}
     for name, amount in list(found.items()):
         kind, colon, _ = name.partition(":")
@@ -252,9 +257,9 @@ def _gres(amounts: dict[str, int]) -> dict[str, int]:
 
 
 def _array(record: JobRecord) -> str:
-    """The tasks that a record stands for: those of an array that have no records of their own."""
+    """Return the array tasks that a record stands for: those without records of their own."""
     if not record.array_job_id or record.array_task.isdecimal():
         return ""
-    # What Slurm cut off is counted when it has records of its own.
+    # Tasks that Slurm cut off count when they have records of their own.
     tasks, percent, limit = record.array_task.strip("[]").partition("%")
     return tasks.replace("...", "").strip(",") + percent + limit

@@ -1,7 +1,9 @@
-"""From a description to a quote: the dearest of the partitions and QOS that a job may run in.
+"""Cost estimates of jobs: the most expensive of the partitions and QOS that a job may use.
 
-The gate asks this for every submit, so what does not depend on the job is worked
-out once for each partition and QOS, and kept until picture or rates change.
+`Estimator.quote` prices a request (`Description`) for one cluster, by its model and rates;
+`longest` finds the longest affordable time limit. The gate calls it for every submit, so everything
+that does not depend on the job is computed once per partition and QOS, and kept until the cluster
+model or the rates change. Amounts are micro-SU.
 """
 
 from collections.abc import Sequence
@@ -27,25 +29,27 @@ from steward.core.timestamps import moment
 from steward.slurm.cluster_model import Picture
 
 GRACE_S: Final = 60
-"""slurmctld looks at time limits twice a minute, and ends what is over at the next look."""
+"""Time that a job may exceed its limit, in seconds: slurmctld checks limits twice a minute, and
+ends overdue jobs at the next check."""
 
 _MOST_KEPT: Final = 10_000
-"""A QOS is what a user writes, so that there may be any number of them."""
+"""Maximum number of cached prices: users choose the QOS names."""
 
 _YEAR_MIN: Final = 365 * 1440
+"""Minutes of a year: the upper bound of a searched time limit."""
 _NORMAL: Final = "normal"
-"""The QOS that slurmdbd gives where an association names no default."""
+"""QOS that slurmdbd assigns if an association has no default."""
 
 _Choice = tuple[Site, Priced, str, dict[str, int]]
-"""A partition, its rate, a QOS, and what the job may be given there."""
+"""A partition, its rate, a QOS, and the TRES that the job may get there."""
 
 
 class Estimator:
-    """Estimates for one cluster; make a new one when its picture or the rates change.
+    """Estimates for one cluster; make a new one when its model or the rates change.
 
     Args:
-        picture: The cluster.
-        rates: Every rate there is.
+        picture: The model of the cluster.
+        rates: All rates.
         settings: [bank].
     """
 
@@ -53,7 +57,7 @@ class Estimator:
         self.picture = picture
         self._settings = settings
         self._rates = [rate for rate in rates if rate.cluster in ("", picture.cluster)]
-        # A rate from which on time plays no part can be chosen once for all jobs.
+        # After the last change of rates, a rate can be chosen once for all jobs.
         times = [moment(rate.created_us) for rate in self._rates if rate.created_us]
         times += [rate.valid_from for rate in self._rates if rate.valid_from is not None]
         self._last_change = max(times, default=None)
@@ -68,18 +72,18 @@ class Estimator:
         lines: bool = False,
         budget: Budget = UNLIMITED,
     ) -> Quote:
-        """What a job may cost at the most.
+        """Return the highest cost of a job.
 
         Args:
-            job: What it asks for.
-            now: When it is, or was first, submitted: that decides on the rate.
-            lines: Whether to say how it came about.
-            budget: CPU time that it may take.
+            job: The job's request.
+            now: When it is submitted, or was first submitted: selects the rate.
+            lines: Whether to include the lines that explain the price.
+            budget: CPU time that the estimate may take.
 
         Raises:
-            NoRate: Nothing says what one of its partitions costs.
-            NoEstimate: One of its partitions is not known, its array makes no sense, or the
-                budget is spent before all of its partitions and QOS are priced.
+            NoRate: A partition has no rate.
+            NoEstimate: A partition is unknown, the array is malformed, or the budget is spent
+                before all partitions and QOS are priced.
         """
         account = self.account_of(job)
         found = self._choices(job, account, now, budget)
@@ -119,18 +123,18 @@ class Estimator:
         tasks: int = 1,
         budget: Budget = UNLIMITED,
     ) -> int | None:
-        """The longest time limit, in minutes, with which a job would cost no more than an amount.
+        """Return the longest time limit, in minutes, with which a job costs at most an amount.
 
         Args:
-            job: What it asks for.
+            job: The job's request.
             available: The amount, micro-SU.
-            now: When it is, or was first, submitted.
-            tasks: How many tasks its array has, as its quote says.
-            budget: CPU time that it may take.
+            now: When it is submitted, or was first submitted.
+            tasks: Number of array tasks, from its quote.
+            budget: CPU time that the search may take.
 
         Returns:
-            Minutes, a year's at the most; None if not even one of them can be had, or the
-            budget is spent first.
+            Minutes, at most a year's; None if not even one is affordable, or the budget is spent
+            first.
 
         Raises:
             NoRate: As :meth:`quote`.
@@ -139,7 +143,7 @@ class Estimator:
         found = self._choices(job, self.account_of(job), now, budget)
         most = available // max(1, tasks)
         low, high = 0, _YEAR_MIN
-        # Rounding and minimum charges bend the line, but a longer limit never costs less.
+        # Rounding and minimum charges make cost nonlinear, but a longer limit never costs less.
         while low < high:
             if budget.is_spent():
                 return None
@@ -156,7 +160,7 @@ class Estimator:
     def _choices(
         self, job: Description, account: str, now: datetime, budget: Budget
     ) -> list[_Choice]:
-        """All partitions and QOS that a job may run in, with what it may be given there."""
+        """List all partitions and QOS that a job may use, with the TRES that it may get there."""
         refuse_endless(job, budget)
         found: list[_Choice] = []
         for name in self._partitions(job):
@@ -171,24 +175,24 @@ class Estimator:
         return found
 
     def account_of(self, job: Description) -> str:
-        """The account that is to pay, in lower case as Slurm has it; "" where none is known."""
+        """Return the account that pays, in lower case as in Slurm; "" if unknown."""
         if job.account:
             return job.account.lower()
         user = self.picture.users.get(job.uid, "")
         return (self.picture.accounts.get(user) or self._settings.default_account).lower()
 
     def user_of(self, uid: int) -> str:
-        """The name of a user that slurmdbd knows; "" for others."""
+        """Return the name of a user that slurmdbd knows; "" for others."""
         return self.picture.users.get(uid, "")
 
     def time_s(self, limit: int | None, site: Site) -> int:
-        """How long a job of this limit, in minutes, may hold what it was given, in seconds."""
+        """Return how long a job may hold its allocation, in seconds; ``limit`` is in minutes."""
         part = site.part
         seconds: int | None
         if limit is None:
             seconds = part.default_time_s if part.default_time_s is not None else part.max_time_s
         else:
-            # Zero asks for no limit, see sbatch(1).
+            # Zero requests no time limit, see sbatch(1).
             seconds = limit * 60 if limit > 0 else part.max_time_s
         if seconds is None:
             seconds = self._settings.default_time_s
@@ -196,6 +200,7 @@ class Estimator:
         return seconds + (self._settings.default_time_s if over is None else over) + GRACE_S
 
     def _partitions(self, job: Description) -> Sequence[str]:
+        """Return the partitions that a job may use."""
         if not job.partition:
             default = self.picture.default_partition
             return (default,) if default else ()
@@ -204,6 +209,7 @@ class Estimator:
         return choices(job.partition, "--partition")
 
     def _qos(self, job: Description, account: str) -> Sequence[str]:
+        """Return the QOS that a job may use."""
         if not job.qos:
             if not self.picture.accounting:
                 return ("",)
@@ -212,6 +218,7 @@ class Estimator:
         return (job.qos,) if "," not in job.qos else choices(job.qos, "--qos")
 
     def _site(self, name: str) -> Site:
+        """Return the limits of a partition, from the cache if possible."""
         site = self._sites.get(name)
         if site is None:
             part = self.picture.partitions.get(name)
@@ -225,6 +232,7 @@ class Estimator:
         return site
 
     def _price(self, site: Site, qos: str, now: datetime) -> Priced:
+        """Return the rate of a partition and QOS, from the cache if possible."""
         is_settled = self._last_change is None or now >= self._last_change
         priced = self._priced.get((site.name, qos)) if is_settled else None
         if priced is None:
@@ -235,6 +243,7 @@ class Estimator:
         return priced
 
     def _explained(self, quote: Quote, rate: Rate) -> Quote:
+        """Add the lines that explain a quote."""
         use = Use(tres=quote.tres, seconds=quote.time_s, qos=quote.qos)
         price = dearest_price(use, rate)
         head = f"partition {quote.partition}" + (f", QOS {quote.qos}" if quote.qos else "")

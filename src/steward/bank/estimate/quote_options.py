@@ -1,8 +1,8 @@
-"""sbatch's options as a description: what ``steward bank quote`` is asked with.
+"""Parser of sbatch options for ``steward bank quote``: options and script to job descriptions.
 
-The options are sbatch's, and so is what it makes of those that were not given:
-tasks of nodes, CPUs of tasks. An option that is not known is refused by its
-name, for a quote that passes over one would promise too little.
+`parse_options` parses one job, `parse_jobs` also heterogeneous jobs; `script_among` finds the batch
+script's name. Unset options get the values that sbatch derives (tasks from nodes, CPUs from tasks).
+An unknown option is an error: a quote that ignored it would promise too little.
 """
 
 import re
@@ -15,9 +15,11 @@ from steward.bank.records import Description
 from steward.slurm.sbatch_options import VALUED, full_name, letters
 
 Options = dict[str, str]
+"""Option values by full name, without dashes."""
 
 _MEMORY: Final = re.compile(r"([0-9]{1,15})([KMGT]?)(?:B|iB)?", re.IGNORECASE)
 _PER_MIB: Final = {"K": (1, 1024), "": (1, 1), "M": (1, 1), "G": (1024, 1), "T": (1024**2, 1)}
+"""For each suffix: multiplier and divisor to MiB."""
 _NODES: Final = re.compile(
     r"([0-9]{1,15})([km]?)(?:-([0-9]{1,15})([km]?))?(?::[0-9]{1,15})?", re.IGNORECASE
 )
@@ -27,16 +29,16 @@ _UNLIMITED: Final = frozenset({"unlimited", "infinite", "-1"})
 
 
 def parse_options(argv: Sequence[str], script: str = "", *, uid: int = -1) -> Description:
-    """What sbatch would send for these options.
+    """Return the request that sbatch would send for these options.
 
     Args:
-        argv: sbatch's options; what follows the first other word is the script's own.
+        argv: sbatch's options; words after the first other word are the script's own arguments.
         script: The batch script's text, for its ``#SBATCH`` lines.
-        uid: Whose job it would be.
+        uid: The job's user.
 
     Raises:
-        BankUsage: An option is not sbatch's, a value is none, or they ask for a
-            heterogeneous job.
+        BankUsage: An option is unknown, a value is invalid, or the options request a heterogeneous
+            job.
     """
     jobs = parse_jobs(argv, script, uid=uid)
     if len(jobs) > 1:
@@ -45,15 +47,15 @@ def parse_options(argv: Sequence[str], script: str = "", *, uid: int = -1) -> De
 
 
 def parse_jobs(argv: Sequence[str], script: str = "", *, uid: int = -1) -> tuple[Description, ...]:
-    """The same for what may be a heterogeneous job: a description for each component.
+    """Return the requests that sbatch would send, one for each heterogeneous component.
 
     Args:
-        argv: sbatch's options, components parted by ``:``.
-        script: The batch script's text; components parted by ``#SBATCH hetjob``.
-        uid: Whose job it would be.
+        argv: sbatch's options, components separated by ``:``.
+        script: The batch script's text; ``#SBATCH hetjob`` separates components.
+        uid: The job's user.
 
     Raises:
-        BankUsage: An option is not sbatch's, or a value is none.
+        BankUsage: An option is unknown, or a value is invalid.
     """
     said: list[Options] = [{}]
     for word in _split(argv):
@@ -72,7 +74,7 @@ def parse_jobs(argv: Sequence[str], script: str = "", *, uid: int = -1) -> tuple
     count = max(len(said), len(written))
     said += [{}] * (count - len(said))
     written += [{}] * (count - len(written))
-    # The command line goes before the script.
+    # The command line overrides the script.
     return tuple(
         _description({**of_script, **of_line}, uid, is_het=count > 1)
         for of_script, of_line in zip(written, said, strict=True)
@@ -80,13 +82,13 @@ def parse_jobs(argv: Sequence[str], script: str = "", *, uid: int = -1) -> tuple
 
 
 def script_among(argv: Sequence[str]) -> str:
-    """The batch script that is named among sbatch's options; "" where none is.
+    """Return the batch script named among sbatch's options; "" if none is.
 
     Args:
         argv: sbatch's options, the script, and its own arguments.
 
     Raises:
-        BankUsage: An option is not sbatch's.
+        BankUsage: An option is unknown.
     """
     at = 0
     for name, _, after in _options(argv):
@@ -99,7 +101,7 @@ def script_among(argv: Sequence[str]) -> str:
 
 
 def _directives(script: str) -> Iterator[list[str]]:
-    """The words of each ``#SBATCH`` line, up to the first command."""
+    """Yield the words of each ``#SBATCH`` line, up to the first command."""
     for line in script.splitlines():
         if line.startswith("#SBATCH"):
             try:
@@ -111,23 +113,23 @@ def _directives(script: str) -> Iterator[list[str]]:
 
 
 def _split(argv: Sequence[str]) -> Iterator[tuple[str, str] | None]:
-    """Options and their values; None where a component of a heterogeneous job ends."""
+    """Yield options with values; None where a component of a heterogeneous job ends."""
     rest = list(argv)
     while rest:
         at = 0
         for name, value, after in _options(rest):
             yield (name, value) if name else None
             at = after
-        # From here on it is the script and its own arguments, unless another part follows.
+        # The rest is the script and its own arguments, unless another component follows.
         if ":" not in rest[at:]:
             return
         rest = rest[rest.index(":", at) :]
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str, int]]:
-    """Options, their values and the place behind them, up to the first word that is neither.
+    """Yield options, values and the next position, up to the first word that is neither.
 
-    The name is "" for the ``:`` between the components of a heterogeneous job.
+    The name is "" for the ``:`` between components of a heterogeneous job.
     """
     at = 0
     while at < len(words):
@@ -157,6 +159,7 @@ def _next(words: Sequence[str], at: int, word: str) -> str:
 
 
 def _description(options: Options, uid: int, *, is_het: bool) -> Description:
+    """Convert the options of one job to a description, with the values that sbatch derives."""
     if "," in options.get("clusters", ""):
         raise BankUsage("--clusters: quote for one cluster at a time", options["clusters"])
     get = options.get
@@ -173,7 +176,7 @@ def _description(options: Options, uid: int, *, is_het: bool) -> Description:
         elif most in (None, least):
             reckoned = max(1, least)
     if not is_set and (sockets or cores):
-        # A task for each of the cores that are asked for.
+        # One task for each requested core.
         reckoned = max(reckoned, (least or 1) * (sockets or 1) * (cores or 1) * (threads or 1))
         tasks = reckoned
     min_cpus = max(least or 1, 1) if "overcommit" in options else reckoned * (per_task or 1)
@@ -228,6 +231,7 @@ def _description(options: Options, uid: int, *, is_het: bool) -> Description:
 
 
 def _count(options: Options, name: str) -> int | None:
+    """Parse an option's value as a count; None if unset."""
     value = options.get(name)
     if value is None:
         return None
@@ -242,7 +246,7 @@ def _spec(options: Options) -> int | None:
 
 
 def _nodes(value: str) -> tuple[int | None, int | None]:
-    """The least and most nodes of ``--nodes``; None for what is not said."""
+    """Parse ``--nodes`` into minimum and maximum; None if unset."""
     if not value:
         return None, None
     best: tuple[int, int] | None = None
@@ -257,7 +261,7 @@ def _nodes(value: str) -> tuple[int | None, int | None]:
 
 
 def _geometry(options: Options) -> tuple[int | None, int | None, int | None]:
-    """Sockets, cores and threads that nodes must have; ``-B`` says all three at once."""
+    """Return requested sockets, cores and threads per node; ``-B`` sets all three."""
     found: list[int | None] = [None, None, None]
     for at, part in enumerate(options.get("extra-node-info", "").split(":")[:3]):
         if part and part != "*":
@@ -273,7 +277,7 @@ def _geometry(options: Options) -> tuple[int | None, int | None, int | None]:
 
 
 def _mib(name: str, value: str) -> int:
-    """Memory in MiB, rounded up; without a suffix it is MiB."""
+    """Parse memory as MiB, rounded up; without a suffix it is MiB."""
     found = _MEMORY.fullmatch(value)
     if found is None:
         raise BankUsage(f"--{name}={value} is no amount of memory: write 4G or 500M", value)
@@ -282,9 +286,9 @@ def _mib(name: str, value: str) -> int:
 
 
 def _minutes(options: Options, name: str) -> int | None:
-    """A time limit in minutes, rounded up as sbatch does; -1 for unlimited.
+    """Parse a time limit as minutes, rounded up as sbatch does; -1 for unlimited.
 
-    ``min``, ``min:s``, ``h:min:s``, ``d-h``, ``d-h:min``, ``d-h:min:s``.
+    Formats: ``min``, ``min:s``, ``h:min:s``, ``d-h``, ``d-h:min``, ``d-h:min:s``.
     """
     value = options.get(name)
     if value is None:
@@ -309,7 +313,7 @@ def _minutes(options: Options, name: str) -> int | None:
 
 
 def _tres(kind: str, value: str) -> str:
-    """``a100:2,v100:1`` as ``gres/gpu:a100:2,gres/gpu:v100:1``."""
+    """Convert ``a100:2,v100:1`` to ``gres/gpu:a100:2,gres/gpu:v100:1``."""
     return ",".join(f"gres/{kind}:{part}" for part in value.split(",") if part)
 
 

@@ -1,8 +1,10 @@
-"""Bounds of what one job may write and of the CPU time that one estimate may take.
+"""Limits of a job request: lengths of its texts, and CPU time that one estimate may take.
 
-slurmctld asks before it looks at the lengths of a job's texts, and waits for the answer.
-``LONGEST_TEXTS`` holds Slurm's own limits, rounded up where versions differ. The submit
-plugins cut each text at the same length and name the field: see ``shapes.Submit.oversize``.
+slurmctld calls the submit plugin before it checks the lengths of a job's texts, and waits for the
+answer. `LONGEST_TEXTS` holds Slurm's own limits, rounded up where versions differ; the submit
+plugins cut each text at the same length and name the field (``requests.Submit.oversize``). `Budget`
+limits CPU time. `refuse_endless` checks all texts; `choices`, `nodes_named` and `tasks_of` parse
+lists of names, node lists and array expressions within these limits.
 """
 
 import re
@@ -17,13 +19,15 @@ from steward.bank.errors import NoEstimate
 from steward.bank.records import Description
 
 LONGEST: Final = 4096
-"""Of most texts, in bytes; slurmctld itself takes a quarter of it."""
+"""Maximum length of most texts, in bytes; slurmctld's own limit is a quarter of it."""
 LONGEST_NODELIST: Final = 64 * 1024
+"""Maximum length of a node list, in bytes."""
 _LONGEST_LATE: Final = 256
-"""Of a text that is read although the budget is used up: names fit, long lists do not."""
+"""Maximum length of a text once the budget is spent: names fit, long lists do not."""
 _LONGEST_LIST: Final = 64
-"""Of TRES and licenses, in parts."""
+"""Maximum number of parts in lists of TRES and licenses."""
 _MOST_CHOICES: Final = 64
+"""Maximum number of partitions or QOS in a list."""
 
 OPTIONS: Final = {
     "account": "--account",
@@ -41,19 +45,19 @@ OPTIONS: Final = {
     "cpus_per_tres": "--cpus-per-gpu",
     "mem_per_tres": "--mem-per-gpu",
 }
-"""The texts of a description, by field, with what a user calls them."""
+"""Text fields of a description, with the option that sets each."""
 LONGEST_TEXTS: Final = dict.fromkeys(OPTIONS, LONGEST) | {"req_nodes": LONGEST_NODELIST}
-"""Of each of them, in bytes."""
+"""Maximum length of each text field, in bytes."""
 _LISTS: Final = frozenset(OPTIONS) - {
     *("account", "partition", "qos", "reservation", "array", "req_nodes")
 }
 
 
 class Budget:
-    """CPU time of the calling thread that is left for one question.
+    """CPU time of the calling thread that is left for one request.
 
     Args:
-        ns: How much; None for no limit.
+        ns: The budget in ns; None for no limit.
     """
 
     __slots__ = ("_until_ns",)
@@ -62,22 +66,23 @@ class Budget:
         self._until_ns = None if ns is None else time.thread_time_ns() + ns
 
     def is_spent(self) -> bool:
-        """Whether all of it is used up."""
+        """Return True if the budget is used up."""
         return self._until_ns is not None and time.thread_time_ns() >= self._until_ns
 
 
 UNLIMITED: Final = Budget(None)
+"""A budget without limit."""
 
 
 def refuse_endless(job: Description, budget: Budget = UNLIMITED) -> None:
-    """Refuse a text that is longer than Slurm takes, before anything of it is read.
+    """Reject a text that is longer than Slurm accepts, before reading any of it.
 
     Args:
-        job: What it asks for.
-        budget: Once it is spent only short texts are read.
+        job: The job's request.
+        budget: Once it is spent, only short texts are accepted.
 
     Raises:
-        NoEstimate: One of its texts is too long.
+        NoEstimate: A text is too long.
     """
     is_late = budget.is_spent()
     for name, option in OPTIONS.items():
@@ -93,10 +98,10 @@ def refuse_endless(job: Description, budget: Budget = UNLIMITED) -> None:
 
 
 def choices(names: str, option: str) -> Sequence[str]:
-    """The partitions, or QOS, of a list, each once.
+    """Split a list of partitions or QOS, without duplicates.
 
     Raises:
-        NoEstimate: They are more than a cluster has.
+        NoEstimate: The list names more than a cluster has.
     """
     found = tuple(dict.fromkeys(filter(None, (name.strip() for name in names.split(",")))))
     if len(found) > _MOST_CHOICES:
@@ -108,23 +113,24 @@ _NODE_PART: Final = re.compile(r"[^\[\],\s]*(?:\[[0-9,-]*\][^\[\],\s]*)*")
 _PIECE: Final = re.compile(r"\[([0-9,-]*)\]|([^\[\]]+)")
 _RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 _LONGEST_FOLDED: Final = 4096
-"""Of a list with brackets, which is read piece by piece, in characters."""
+"""Maximum length of a list with brackets, in characters: it is parsed piece by piece."""
 _MOST_FOLDED: Final = 256
-"""Of the pairs of brackets in it."""
+"""Maximum number of bracket pairs in it."""
 _MOST_WRITTEN: Final = 1024
-"""Names that are written out of brackets to be told apart; of more each counts as another."""
+"""Maximum number of names that are expanded to find duplicates; beyond it each counts."""
 _BROKEN: Final = re.compile(r"[\]\s]")
 _LONGEST_NAME: Final = 255
 
 _Ranges = list[tuple[int, int, int]]
+"""Ranges in brackets: first, last, and the number of digits."""
 
 
 def nodes_named(nodelist: str, most: int) -> int:
-    """How many nodes a list names at the most; one that cannot be read, as many as may be.
+    """Return how many nodes a list names at most; for an unreadable list the maximum.
 
     Args:
-        nodelist: As ``--nodelist`` takes it: ``n[1-3,7],gpu1``.
-        most: More than so many a job cannot have.
+        nodelist: Value of ``--nodelist``: ``n[1-3,7],gpu1``.
+        most: Maximum number of nodes of a job.
     """
     if len(nodelist) > LONGEST_NODELIST:
         return most
@@ -162,7 +168,7 @@ def count_nodes(nodelist: str) -> int | None:
 
 
 def _pieces(part: str) -> list[str | _Ranges] | None:
-    """A name's texts and ranges in turn; None for what is no name."""
+    """Split a name into texts and ranges; None if it is malformed."""
     found: list[str | _Ranges] = []
     for piece in _PIECE.finditer(part):
         if piece[2]:
@@ -175,7 +181,7 @@ def _pieces(part: str) -> list[str | _Ranges] | None:
                 return None
             ranges.append((int(match[1]), int(match[2] or match[1]), len(match[1])))
         found.append(ranges)
-    # A long name many times over would fill the memory.
+    # Many copies of a long name would fill the memory.
     texts = sum(len(one) for one in found if isinstance(one, str))
     return found if texts <= _LONGEST_NAME else None
 
@@ -185,6 +191,7 @@ def _many(ranges: _Ranges) -> int:
 
 
 def _written(piece: str | _Ranges) -> Iterator[str]:
+    """Yield the texts that a piece of a name stands for."""
     if isinstance(piece, str):
         yield piece
         return
@@ -195,17 +202,17 @@ def _written(piece: str | _Ranges) -> Iterator[str]:
 
 _TASK_PART: Final = re.compile(r"([0-9]{1,10})(?:-([0-9]{1,10})(?::([0-9]{1,10}))?)?")
 _MOST: Final = 4_000_001
-"""Slurm's own bound of MaxArraySize."""
+"""Slurm's own upper bound of MaxArraySize."""
 
 
 def tasks_of(expression: str) -> tuple[int, int]:
-    """How many tasks there are, and how many may run at once.
+    """Count an array's tasks, and how many may run at once.
 
     Args:
         expression: Such as ``0-9,20-30:2%4``, with or without brackets.
 
     Raises:
-        NoEstimate: It is no such expression, or has more tasks than any array.
+        NoEstimate: The expression is malformed, or has more tasks than any array.
     """
     tasks, percent, limit = expression.strip().removeprefix("[").partition("%")
     tasks, limit = tasks.removesuffix("]"), limit.removesuffix("]")

@@ -1,11 +1,13 @@
-"""How much a job may be given at the most: the bound that no allocation of Slurm's exceeds.
+"""Upper bound of a job's allocation: TRES that Slurm may allocate at most, for its estimate.
 
-Slurm gives whole cores on each node, so that how many nodes it takes decides
-how much is lost to rounding, and a job that leaves that open may be spread over
-as many as it has tasks. sbatch's own reckoning (``min_cpus`` of what was not
-said) and slurmctld's (MaxMemPerCPU, DefCpuPerGPU) are followed where they make
-a job larger. Sources: slurm.conf(5), sbatch(1), and what real Slurm allocates
-in tests/integration/test_estimate_allocations.py.
+`size_of` computes the bound for a request (`Description`) in a partition (`Site`), with a rate
+(`Priced`); `_Asked` derives tasks, nodes, CPUs, memory and GPUs as Slurm would.
+
+Slurm allocates whole cores on each node, so the number of nodes decides how much is lost to
+rounding, and a job that leaves the number open may be spread over as many nodes as it has tasks.
+The values that sbatch derives (``min_cpus`` of unset options) and slurmctld's (MaxMemPerCPU,
+DefCpuPerGPU) are applied where they make a job larger. Sources: slurm.conf(5), sbatch(1), and what
+real Slurm allocates in tests/integration/test_estimate_allocations.py. Memory is in MiB.
 """
 
 from collections.abc import Mapping
@@ -32,29 +34,29 @@ _SOCKET: Final = "cr_socket"
 _CPU: Final = "cr_cpu"
 _GIB: Final = 1024
 _SCALE: Final = _GIB * HOUR_S * WHOLE * WHOLE
-"""What whole numbers are larger by than the amounts that they stand for."""
+"""Factor between the integers of the computation and the amounts that they stand for."""
 
 _BOARD: Final = "cr_board"
 
 
 class Site:
-    """A partition as an estimate sees it.
+    """Properties of a partition that an estimate needs.
 
     Attributes:
         name: Its name.
-        nodes: How many nodes one job can have at the most.
-        min_nodes: How many each has at the least.
-        whole: Whether every job has its nodes to itself.
-        unit: How many CPUs are handed out at once: a core's, a socket's.
-        is_scattered: Whether each CPU may come with a socket, or a board, of its own.
-        threads: CPUs of a core at the most.
-        thinnest: CPUs of a core at the least.
+        nodes: Maximum number of nodes of one job.
+        min_nodes: Minimum number of nodes of one job.
+        whole: Whether every job gets its nodes exclusively.
+        unit: Number of CPUs allocated at once: a core's, a socket's.
+        is_scattered: Whether each CPU may come with its own socket or board.
+        threads: Maximum number of CPUs per core.
+        thinnest: Minimum number of CPUs per core.
         counts_memory: Whether memory is a consumable resource.
         one_per_core: Whether no two tasks share a core (CR_ONE_TASK_PER_CORE).
-        cpus: CPUs of its largest node.
-        memory_mib: Memory of the node that has most.
-        sockets: Sockets of the node that has most.
-        most: Of each TRES what one node can give at the most.
+        cpus: CPUs of the largest node.
+        memory_mib: Memory of the node with most memory.
+        sockets: Sockets of the node with most sockets.
+        most: Maximum of each TRES on one node.
         types: Types by GRES: ``{"gres/gpu": ("gres/gpu:a100",)}``.
     """
 
@@ -91,14 +93,14 @@ class Site:
 
 
 class Priced:
-    """A rate in a partition.
+    """A rate applied to a partition, precomputed for fast prices.
 
     Attributes:
         rate: The rate.
-        end_permille: The dearest factor of how a job may end.
-        whole: Whether nodes are charged whole, or are given whole.
-        dearest_type: By GRES that has weights of its types: the dearest type in the partition.
-        bills: Whether the rate weighs Slurm's own billing.
+        end_permille: The most expensive factor of how a job may end.
+        whole: Whether nodes are charged or allocated whole.
+        dearest_type: For each GRES with weights by type: the most expensive type in the partition.
+        bills: Whether the rate weights Slurm's own billing.
     """
 
     def __init__(self, rate: Rate, site: Site) -> None:
@@ -108,7 +110,7 @@ class Priced:
         self.bills = bool(rate.weights.get("billing"))
         self._is_typed = any(":" in name for name in rate.weights)
         self._factor = dearest(rate.factors)
-        # Of a GiB's weight a MiB has the 1024th part, and so all others are made as much larger.
+        # A MiB has 1/1024 of a GiB's weight, so all other weights are scaled up by 1024.
         self._weights = [
             (name, weight if is_size(name) else weight * _GIB)
             for name, weight in rate.weights.items()
@@ -120,10 +122,10 @@ class Priced:
                 self.dearest_type[name] = max(types, key=lambda of: self._cost(of, billed))
 
     def amount(self, size: dict[str, int], seconds: int, qos: str) -> int:
-        """What these TRES cost for so long at the most.
+        """Return the highest cost of these TRES for this many seconds.
 
-        The same as by :func:`steward.bank.prices.dearest_price`, in whole numbers, which are
-        many times as fast as fractions; weights of types are left to the fractions.
+        Equal to :func:`steward.bank.prices.dearest_price`, but in integers, which are many times
+        faster than fractions; weights by type are left to the fractions.
         """
         rate = self.rate
         if self._is_typed or rate.free:
@@ -144,7 +146,7 @@ class Priced:
 
 
 def _unit(shape: NodeShape, selects: str) -> int:
-    """How many CPUs Slurm hands out at once on such a node; with CR_CPU each by itself."""
+    """Return how many CPUs Slurm allocates at once on such a node; with CR_CPU each alone."""
     if _BOARD in selects:
         return shape.cpus
     if _SOCKET in selects:
@@ -155,18 +157,19 @@ def _unit(shape: NodeShape, selects: str) -> int:
 _GPU: Final = "gres/gpu"
 _NOTHING: Final[dict[str, int]] = {}
 
-# The same texts are read for each partition and QOS that a job names; nobody changes these.
+# The same texts are parsed for each partition and QOS of a job; nobody modifies the results.
 requested_gres: Final = lru_cache(maxsize=256)(tres.requested_gres)
+"""Cached parser of GRES requests."""
 licenses: Final = lru_cache(maxsize=256)(tres.licenses)
 
 
 def size_of(job: Description, site: Site, priced: Priced) -> dict[str, int]:
-    """What one task of an array, or the job, may have allocated at the most.
+    """Return the TRES that a job, or one array task, may have allocated at most.
 
     Args:
-        job: What it asks for.
+        job: The job's request.
         site: The partition.
-        priced: What it is priced by there.
+        priced: The rate in this partition.
     """
     asked = _Asked(job, site)
     is_alone = site.whole or job.exclusive or job.core_spec is not None
@@ -183,24 +186,24 @@ def size_of(job: Description, site: Site, priced: Priced) -> dict[str, int]:
     if priced.bills:
         billed = found
         if is_alone:
-            # Slurm allocates and bills no more memory than a job asks for, on whole nodes too.
+            # Slurm allocates and bills no more memory than a job requests, on whole nodes too.
             billed = {**found, "mem": asked.memory_of_whole_nodes(found)}
         elif priced.whole:
-            # Nodes are charged whole by the rate alone: Slurm bills what it allocates.
+            # Only the rate charges whole nodes: Slurm bills what it allocates.
             billed = {**found, **dict.fromkeys(site.most, 0), **_shared_nodes(asked, priced)}
         found["billing"] = _billing(billed, site)
     return found
 
 
 class _Asked:
-    """A request, with what Slurm makes of it in a partition.
+    """A request, with the values that Slurm derives in a partition.
 
     Attributes:
-        tasks: How many tasks at the most.
-        per_task: CPUs of one.
-        nodes: How many nodes at the most.
-        is_open: Whether it leaves open how many nodes.
-        gres: GRES that it may be given altogether.
+        tasks: Maximum number of tasks.
+        per_task: CPUs per task.
+        nodes: Maximum number of nodes.
+        is_open: Whether the request leaves the number of nodes open.
+        gres: GRES that it may get in total.
     """
 
     def __init__(self, job: Description, site: Site) -> None:
@@ -232,7 +235,8 @@ class _Asked:
                 per_task *= ratio
                 min_cpus *= ratio
             elif job.pn_min_memory_mib is not None or job.mem_per_cpu_mib == 0:
-                # And each node so many, --mem=0 and --mem-per-cpu=0 being all of its memory.
+                # Likewise each node gets enough CPUs; --mem=0 and --mem-per-cpu=0 mean all of its
+                # memory.
                 of_node = job.pn_min_memory_mib or site.memory_mib
                 self.per_node_cpus = max(self.per_node_cpus, -(-of_node // limit))
         self.per_task = per_task
@@ -248,7 +252,7 @@ class _Asked:
             self.unit = max(site.unit, site.threads) if self.gpus else site.unit
 
     def _tasks(self, least: int) -> int:
-        """Tasks that each have CPUs of their own."""
+        """Return the number of tasks with CPUs of their own."""
         job = self.job
         if job.overcommit and self.per_task == 1:
             return max(self.min_cpus, least)
@@ -258,7 +262,7 @@ class _Asked:
         return max(tasks, -(-self.min_cpus // self.per_task), 1)
 
     def _ask_gres(self, least: int) -> None:
-        """GPUs and tasks, each of which may follow from the other."""
+        """Compute GPUs and tasks, each of which may follow from the other."""
         job = self.job
         self._per_job = requested_gres(job.tres_per_job)
         self._per_node = requested_gres(job.tres_per_node)
@@ -273,15 +277,16 @@ class _Asked:
         if job.ntasks_per_tres:
             self.tasks = max(self.tasks, gpus * job.ntasks_per_tres)
         self.count = max(self.tasks, self.count)
-        # Each GPU may be on a node of its own.
+        # Each GPU may be on a separate node.
         self._spread = max([self.tasks, gpus, *self._per_job.values()])
         if per_task and job.ntasks_per_node:
-            # Every node gets GPUs, CPUs and memory for so many tasks, also where fewer are left.
+            # Every node gets GPUs, CPUs and memory for this many tasks, even if fewer are left.
             each = job.ntasks_per_node
             full = max(_up(self.count, each), max(job.max_nodes or 0, least) * each)
             self.tasks, self.count = max(self.tasks, full), max(self.count, full)
 
     def _nodes(self, least: int) -> int:
+        """Return the maximum number of nodes."""
         job, site = self.job, self.site
         named = 0
         if job.req_nodes:
@@ -296,6 +301,7 @@ class _Asked:
         return max(min(most, site.nodes), least)
 
     def _count_gres(self) -> None:
+        """Count GRES, licenses and GPUs, now that the number of nodes is known."""
         found: dict[str, int] = {}
         sockets = self.job.sockets_per_node or self.site.sockets
         for amounts, many in (
@@ -306,7 +312,7 @@ class _Asked:
         ):
             for name, amount in amounts.items():
                 if name.startswith("gres/"):
-                    # The same GPUs, said twice: as a job's and as a task's.
+                    # The same GPUs may be requested per job and per task.
                     found[name] = max(found.get(name, 0), amount * many)
                 elif name.startswith("license/"):
                     self.licenses = {**self.licenses, name: amount * many}
@@ -318,7 +324,7 @@ class _Asked:
             self.gres = {**found, _GPU: self.gpus}
 
     def cpus(self) -> int:
-        """CPUs, whole cores on every node."""
+        """Return the CPUs, in whole cores on every node."""
         nodes, tasks, per_task = self.nodes, self.tasks, self.per_task
         unit = self.unit
         job = self.job
@@ -336,12 +342,12 @@ class _Asked:
         if not self.is_open or job.min_nodes or self.per_node_cpus or job.overcommit:
             least = self._least_of_node()
             if self.per_node_cpus:
-                # Slurm lets one node have all CPUs but a core for each of the others, and then
-                # gives those what each must have.
+                # Slurm may put all CPUs but one core per other node on one node, and then gives the
+                # others their minimum.
                 total += (nodes - 1) * max(0, least - min(unit, self.site.thinnest))
             total = max(total, nodes * least)
         elif job.ntasks_per_node:
-            # A node has CPUs for as many tasks as it may have, also where fewer are left.
+            # A node gets CPUs for its maximum number of tasks, even if fewer are left.
             total = max(total, -(-tasks // job.ntasks_per_node) * self._least_of_node())
         if self.gpus:
             total = max(total, self._cpus_for_gpus(unit))
@@ -350,7 +356,7 @@ class _Asked:
         return min(total, nodes * _up(self.site.cpus, unit))
 
     def _filled(self, alone: int) -> int:
-        """CPUs of tasks that fill cores, as far as nothing parts them."""
+        """Return the CPUs of tasks that share cores, as far as nothing separates them."""
         job, unit = self.job, self.unit
         cpus, each = self.tasks * self.per_task, job.ntasks_per_node
         if job.ntasks_per_socket or (each and each * self.per_task % unit):
@@ -361,12 +367,12 @@ class _Asked:
         return min(self.tasks * alone, _up(cpus, unit))
 
     def is_thin(self) -> bool:
-        """Whether it uses fewer threads of each core than there are, and is given them all."""
+        """Return True if the job uses fewer threads per core than there are, but gets all."""
         threads = self.job.threads_per_core
         return threads is not None and 0 < threads < self.site.threads
 
     def cores_of(self, cpus: int) -> int:
-        """So many CPUs in whole cores."""
+        """Round CPUs up to whole cores."""
         if self.site.is_scattered:
             return cpus * self.unit
         if self.is_thin():
@@ -374,22 +380,22 @@ class _Asked:
         return _up(cpus, self.unit)
 
     def is_apart(self) -> bool:
-        """Whether tasks leave CPUs of their cores that no other task may use."""
+        """Return True if tasks leave CPUs of their cores that no other task may use."""
         at_once = self._at_once()
         return at_once > 0 and at_once * self.per_task % self.site.threads != 0
 
     def _at_once(self) -> int:
-        """How many tasks may share a core; 0 for no limit."""
+        """Return how many tasks may share a core; 0 for no limit."""
         return self.job.ntasks_per_core or (1 if self.site.one_per_core else 0)
 
     def _least_of_node(self) -> int:
-        """What every node has at the least."""
+        """Return the minimum number of CPUs on every node."""
         job = self.job
         threads = self.site.threads
         of_tasks = max(1, job.ntasks_per_node or 1)
         per_task = self.per_task
         if job.ntasks_per_node:
-            # CPUs that a node must have for its memory are shared out evenly among its tasks.
+            # CPUs that a node needs for its memory are distributed evenly over its tasks.
             per_task = max(per_task, -(-self.per_node_cpus // of_tasks))
         if self.is_apart():
             of_tasks *= self.cores_of(per_task)
@@ -397,7 +403,7 @@ class _Asked:
             of_tasks = self.cores_of(of_tasks * per_task)
         # Where a core serves one task, Slurm takes a core for each CPU that a node must have.
         per_node = self.per_node_cpus * (threads if self._at_once() == 1 else 1)
-        # -B asks for nodes that have so many sockets and cores, and gets as many CPUs.
+        # -B requests nodes with this many sockets and cores, and gets as many CPUs.
         geometry = (job.sockets_per_node or 1) * (job.cores_per_socket or 1)
         return max(
             of_tasks,
@@ -406,6 +412,7 @@ class _Asked:
         )
 
     def _cpus_for_gpus(self, unit: int) -> int:
+        """Return the CPUs that come with the GPUs."""
         job = self.job
         nodes = min(self.nodes, max(self.gpus, 1))
         if job.tres_per_socket:
@@ -414,7 +421,8 @@ class _Asked:
         per_gpu = self._cpus_per_gpu
         of_task = _gpus(self._per_task)
         if job.cpus_per_task is None and (of_task or not per_gpu):
-            # For GPUs of tasks 26.05 goes by the partition's CPUs also where a job says fewer.
+            # For GPUs per task, 26.05 applies the partition's CPUs per GPU even if a job requests
+            # fewer.
             per_gpu = max(per_gpu, self.site.part.def_cpu_per_gpu)
         if self._at_once() == 1:
             per_gpu *= self.site.threads
@@ -422,15 +430,15 @@ class _Asked:
             return self.nodes * max(unit, self.cores_of(_gpus(self._per_node) * per_gpu))
         alike = self._alike(of_task or 1, per_gpu) if per_gpu else 0
         together = self.cores_of(self.gpus * per_gpu) + nodes * (unit - 1)
-        # A node that is taken for its GPUs has CPUs for a task as well.
+        # A node taken for its GPUs also has CPUs for a task.
         return max(together // unit * unit, alike, self.nodes * self.cores_of(self.per_task))
 
     def _alike(self, of_task: int, per_gpu: int) -> int:
-        """CPUs where each node has as many as the one with most GPUs, as 26.05 gives them.
+        """Return the CPUs if each node gets as many as the one with most GPUs, as in 26.05.
 
         Args:
-            of_task: GPUs of a task, that are on one node.
-            per_gpu: CPUs that come with each.
+            of_task: GPUs per task, all on one node.
+            per_gpu: CPUs per GPU.
         """
         job, site = self.job, self.site
         least = max(job.min_nodes or 1, site.min_nodes)
@@ -442,31 +450,32 @@ class _Asked:
         found = 0
         for here in range(1, most + 1):
             cpus = self.cores_of(here * of_task * per_gpu)
-            # So many on one node leave one for each other; and tasks may need more nodes.
+            # This many on one node leave one for each other node; and tasks may need more nodes.
             nodes = max(count - here + 1, -(-self.tasks * self.per_task // cpus))
             found = max(found, min(self.nodes, nodes) * cpus)
         return found
 
     def memory(self, cpus: int) -> int:
-        """Memory in MiB; none where Slurm does not count it for any job."""
+        """Return the memory in MiB; 0 if Slurm does not count it for any job."""
         job = self.job
         gpus = self._gpus_with_memory()
         if gpus and job.tres_per_socket and not self.mem_per_cpu and job.pn_min_memory_mib is None:
-            # Slurm counts memory for more GPUs of sockets than it gives in the end.
+            # Slurm counts memory for more GPUs per socket than it finally allocates.
             return self.nodes * self.site.memory_mib if self.site.counts_memory else 0
         return self._memory(cpus, self.nodes, gpus)
 
     def memory_of_whole_nodes(self, found: dict[str, int]) -> int:
-        """Memory in MiB that Slurm allocates to a job with nodes to itself.
+        """Return the memory in MiB that Slurm allocates to a job with exclusive nodes.
 
         Args:
             found: CPUs, GRES and number of these nodes.
         """
-        # Memory for each GPU is allocated for every GPU of a node, if a job asks for any.
+        # Memory per GPU is allocated for every GPU of a node, if a job requests any.
         gpus = max(self._gpus_with_memory(), found.get(_GPU, 0)) if self.gpus else 0
         return self._memory(found["cpu"], found["node"], gpus)
 
     def _memory(self, cpus: int, nodes: int, gpus: int) -> int:
+        """Return the memory of these CPUs, nodes and GPUs, in MiB."""
         if not self.site.counts_memory:
             return 0
         job, part = self.job, self.site.part
@@ -488,27 +497,27 @@ class _Asked:
 
     @property
     def _cpus_per_gpu(self) -> int:
-        """What the job itself asks for."""
+        """Return the CPUs per GPU that the job itself requests."""
         job = self.job
         return _gpus(requested_gres(job.cpus_per_tres)) if job.cpus_per_tres else 0
 
     def _gpus_with_memory(self) -> int:
-        """GPUs that Slurm counts memory for.
+        """Return the number of GPUs that Slurm counts memory for.
 
-        Of GPUs of tasks that is for as many tasks as a node's least CPUs would hold, though
-        there be fewer.
+        For GPUs per task it counts as many tasks as a node's minimum CPUs could hold, even if there
+        are fewer.
         """
         of_task = _gpus(self._per_task) if self.has_gres else 0
         if not of_task or not self.per_node_cpus:
             return self.gpus
-        # The partition's CPUs count also where a job says fewer.
+        # The partition's CPUs per GPU count even if a job requests fewer.
         per_gpu = max(self._cpus_per_gpu, self.site.part.def_cpu_per_gpu)
         per_task = self.job.cpus_per_task or per_gpu * of_task or 1
         return max(self.gpus, self.nodes * (self.per_node_cpus // per_task) * of_task)
 
 
 def _shared_nodes(asked: _Asked, priced: Priced) -> dict[str, int]:
-    """TRES of a job that may share its nodes with others."""
+    """Return the TRES of a job that may share its nodes with others."""
     cpus = asked.cpus()
     found = {"cpu": cpus, "mem": asked.memory(cpus), "node": asked.nodes}
     for name, amount in asked.gres.items():
@@ -517,7 +526,7 @@ def _shared_nodes(asked: _Asked, priced: Priced) -> dict[str, int]:
 
 
 def _whole_nodes(job: Description, site: Site, asked: _Asked) -> dict[str, int]:
-    """All that the nodes have: as many nodes as it takes of those that hold fewest tasks."""
+    """Return all TRES of the nodes: as many nodes as needed if all hold the fewest tasks."""
     most = site.most
     if job.core_spec is not None:
         most = {**most, "cpu": site.cpus}
@@ -541,12 +550,12 @@ def _whole_nodes(job: Description, site: Site, asked: _Asked) -> dict[str, int]:
 
 
 def _room(job: Description, asked: _Asked, shape: NodeShape) -> int:
-    """How many tasks an empty node takes, as far as is sure."""
+    """Return how many tasks an empty node surely holds."""
     threads = shape.cpus_per_core
     usable = min(job.threads_per_core or threads, threads)
     per_task = asked.per_task
     if job.ntasks_per_node:
-        # Slurm shares the CPUs that each node must have out among its tasks.
+        # Slurm distributes the CPUs that each node must have over its tasks.
         per_task = max(per_task, -(-asked.per_node_cpus // job.ntasks_per_node))
     alone = -(-per_task // usable) * threads
     if usable == threads and threads % per_task == 0 and not asked.is_apart():
@@ -562,7 +571,7 @@ def _room(job: Description, asked: _Asked, shape: NodeShape) -> int:
 
 
 def _add_gres(found: dict[str, int], name: str, amount: int, priced: Priced) -> None:
-    """Count a GRES under name and type; one without a type as the dearest that there is."""
+    """Count a GRES by name and type; without a type, count the most expensive one."""
     kind, colon, _ = name.partition(":")
     found[kind] = found.get(kind, 0) + amount
     typed = name if colon else priced.dearest_type.get(kind, "")
@@ -571,7 +580,7 @@ def _add_gres(found: dict[str, int], name: str, amount: int, priced: Priced) -> 
 
 
 def _billing(found: dict[str, int], site: Site) -> int:
-    """Compute Slurm's own billing of these TRES (TRESBillingWeights), cut to a whole number."""
+    """Compute Slurm's own billing of these TRES (TRESBillingWeights), rounded down."""
     if not site.billing:
         return found["cpu"]
     dearest, rest = Fraction(0), Fraction(0)

@@ -1,1 +1,1 @@
-"""The gate: the one process that decides whether an account can pay, and keeps the holds."""
+"""The gate: one process that decides whether an account can pay for a job, and keeps the holds."""

@@ -1,4 +1,17 @@
-"""One decision: what it is about, and what came of it."""
+"""Admission decisions of the gate: accept or reject a submit or change, and explain rejections.
+
+Reading order:
+
+- `Case` (the job to decide on), `Short` (what is missing), `Placing` (the SU hold to place) and
+  `Decision` (the result);
+- `Doubts` limits users whose holds keep expiring because Slurm never shows their jobs;
+- `text_of` and its helpers write the message that a rejected user sees;
+- `Deciding` makes the decisions: `submit` for new jobs, `change` for updates, `cover` for jobs in
+  the queue, `afford` for a cost given by the caller.
+
+Nothing here changes state: `holds.py` places what a decision says. Balances come from
+`balances.py`, modes and estimates from `policy.py`. Amounts are micro-SU.
+"""
 
 import math
 from collections.abc import Iterable
@@ -15,25 +28,26 @@ from steward.bank.money import show
 from steward.bank.records import Description, Mode, Quote
 
 Shares = tuple[tuple[int, int], ...]
+"""Pairs of an allocation's number and micro-SU."""
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A job that somebody is to pay for.
+    """A job to decide on: its request, who pays for it, and the bank's mode that applies to it.
 
     Attributes:
-        cluster: Where it is.
-        job: What it asks for, all of it.
-        user: Its user's name; "" where that is not known.
-        account: Who is to pay; "" where nothing says so.
-        mode: What holds for it.
+        cluster: The cluster's name.
+        job: The job's complete request.
+        user: The user's name; "" if unknown.
+        account: The account that pays; "" if none is known.
+        mode: The bank's mode that applies to the job.
         now_us: The time, µs since the epoch.
-        free_pass: Whether it is let in whatever the account has.
-        first_submit_us: By which rates it is priced.
-        is_started: Whether it runs already, so that nothing is put off.
-        is_change: Whether its user wants to change it.
-        is_again: Whether that is to begin another run of it.
-        is_seen: Whether Slurm shows that it asks for all this.
-        hold: What holds for it already; None for nothing.
+        free_pass: Whether the job is accepted whatever the account has available.
+        first_submit_us: Submit time that selects the rates, µs since the epoch.
+        is_started: Whether the job runs already, so that its hold cannot wait for its start.
+        is_change: Whether this is a change that the user requests.
+        is_again: Whether the change begins another run of the job.
+        is_seen: Whether Slurm's queue shows the job with this request.
+        hold: The job's open SU hold; None if it has none.
     """
 
     cluster: str
@@ -52,15 +66,15 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Short(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What is missing.
+    """The shortfall that makes a job unaffordable: needed and available SU, and the limit hit.
 
     Attributes:
-        needed: What the job needs, beyond what is held for it already, micro-SU.
-        free: What it could have, micro-SU.
-        what: Whose means are short: of the ``account``, of the ``user`` in it, the
-            ``share`` of it that one user's jobs may take, what of it may be held for those
-            that are ``unseen`` yet; or ``unknown`` where a myBRC server elsewhere should say.
-        wait_s: After how many seconds it can be tried again; 0 where that is not known.
+        needed: What the job needs beyond its present hold, micro-SU.
+        free: What is available to it, micro-SU.
+        what: Which limit is hit: the ``account``, the ``user`` limit in it, the ``share`` of the
+            account that one user's jobs may hold, the bound on holds for jobs that are ``unseen``
+            in the queue; or ``unknown`` if the remote myBRC server has not reported a balance.
+        wait_s: Seconds until a retry can succeed; 0 if unknown.
     """
 
     needed: int
@@ -70,17 +84,18 @@ class Short(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Placing(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A hold that is to be placed, or what one is to become.
+    """An SU hold to place, or the change of an existing one.
 
     Attributes:
-        account: Who pays.
-        payer: Whose allocations are drawn on.
-        needed: What the job needs altogether, micro-SU.
-        amount: What is held, beyond what it has already; of one that is moved all of it.
-        shares: Which allocations pay ``amount``.
-        quote: What it covers.
-        job: What was priced.
-        is_moved: Whether all of it is held anew, in this account.
+        account: The account that pays.
+        payer: The account whose allocations pay.
+        needed: What the job needs in total, micro-SU.
+        amount: What to hold beyond the present hold, micro-SU; all of it if the hold moves to
+            another account.
+        shares: Pairs of an allocation's number and its part of ``amount``.
+        quote: The quote that the hold covers.
+        job: The request that was priced.
+        is_moved: Whether the whole hold is placed again, in this account.
     """
 
     account: str
@@ -94,22 +109,22 @@ class Placing(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What is to be answered and done.
+    """The gate's decision on one request, and the hold to place for it.
 
     Attributes:
-        ok: Whether the job may be.
-        mode: What holds for it.
-        user: Whose job it is, by name.
-        account: Who is to pay; "" where nothing says so.
-        say: What its user is told.
-        qos: The QOS it is given instead.
-        partition: The partition it is given instead.
-        placing: The hold; None for none.
-        sibling: The hold that covers it already.
-        short: Why it is refused, or would be; "" if nothing speaks against it.
-        quote: What it may cost; None where that was not asked, or nobody can tell.
-        is_bound: Whether it must not take the account below its means.
-        is_alarming: Whether operators should know, since a rate is missing.
+        ok: Whether the job is accepted.
+        mode: The bank's mode that applies to the job.
+        user: The user's name.
+        account: The account that pays; "" if none is known.
+        say: The message to the user.
+        qos: The QOS that the job gets instead of its own.
+        partition: The partition that the job gets instead of its own.
+        placing: The hold to place; None for none.
+        sibling: The hold of another cluster of the federation that covers the job already.
+        short: Why the job is rejected, or would be in mode ``gate``; "" if it can be paid.
+        quote: The quote; None if none was requested, or the job cannot be priced.
+        is_bound: Whether the hold must not make the account's available SU negative.
+        is_alarming: Whether to alert operators, because a rate is missing.
     """
 
     ok: bool
@@ -130,7 +145,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 def refused(
     case: Case, why: str, *, quote: Quote | None = None, is_alarming: bool = False
 ) -> Decision:
-    """It cannot be paid: said to the user, or only noted where it is let in all the same."""
+    """Return a rejection; with a free pass an acceptance that records the reason."""
     return Decision(
         ok=case.free_pass,
         mode=case.mode,
@@ -144,21 +159,26 @@ def refused(
 
 
 PATIENCE_S: Final = 20.0
-"""So long all that an account has free may be held for one user in vain, in seconds."""
+"""Time for which one user may hold all of an account's available SU in vain, in seconds. Beyond it
+the user is in doubt."""
 LOOK_S: Final = 10.0
-"""What is held in vain until the next look counts no more: the queue may not be to be seen."""
+"""Longest time that one void hold counts, in seconds: polls of the queue may fail, which is not the
+user's fault."""
 _MOST_S: Final = 30.0
+"""Upper bound of a user's recorded vain time, in seconds."""
 _NEEDLESS_S: Final = 1.0
+"""Vain time below which a record is dropped, in seconds."""
 
 
 class Doubts:
-    """What was held in vain, by who pays and whose questions they were.
+    """Record of SU held in vain, per payer and user: holds whose jobs Slurm never showed.
 
-    It is reckoned in seconds that all that was free was held, and fades: on the average one
-    user holds less than half of their share in vain.
+    The unit is seconds for which all available SU were held. The record decays over time, so that
+    on average one user holds less than half of their share in vain.
 
     Args:
-        share: What a user in doubt may have held for jobs not shown yet, of what is free.
+        share: Part of the available SU that a user in doubt may hold for jobs that no poll has
+            shown.
     """
 
     def __init__(self, share: float) -> None:
@@ -166,17 +186,17 @@ class Doubts:
         self._vain: dict[tuple[str, int], tuple[float, int]] = {}
 
     def add(self, payer: str, uid: int, vain_s: float, now_us: int) -> None:
-        """All that an account has free was held for nothing, for so many seconds."""
+        """Record that all available SU of a payer were held in vain for this many seconds."""
         vain_s += self._left_s(payer, uid, now_us)
         self._vain[payer, uid] = (min(vain_s, _MOST_S), now_us)
 
     def most(self, payer: str, uid: int, free: int, now_us: int) -> int | None:
-        """How much may be held for jobs of a user that are not shown yet; None for no bound.
+        """Return how much may be held for a user's unseen jobs, micro-SU; None for no bound.
 
         Args:
-            payer: Whose allocations are drawn on.
+            payer: The account whose allocations pay.
             uid: The user.
-            free: What the payer has free, and what is held for such jobs of the user.
+            free: The payer's available SU plus what is held for the user's unseen jobs, micro-SU.
             now_us: The time, µs since the epoch.
         """
         if not self._vain or self.wait_s(payer, uid, now_us) <= 0:
@@ -184,19 +204,19 @@ class Doubts:
         return int(max(0, free) * self._share)
 
     def wait_s(self, payer: str, uid: int, now_us: int) -> float:
-        """When a user is trusted again, in seconds; 0 for one who is."""
+        """Return the seconds until a user is trusted again; 0 for a trusted user."""
         over_s = self._left_s(payer, uid, now_us) - PATIENCE_S
         return max(0.0, over_s) / self._fades
 
     def forget(self, now_us: int) -> None:
-        """Let go of what has faded."""
+        """Drop records that have decayed."""
         for payer, uid in list(self._vain):
             if self._left_s(payer, uid, now_us) < _NEEDLESS_S:
                 del self._vain[payer, uid]
 
     @property
     def _fades(self) -> float:
-        # Less than who is in doubt may go on holding: a loop does not win trust by itself.
+        # Slower than a user in doubt can hold SU: a submit loop never regains trust.
         return self._share / 2
 
     def _left_s(self, payer: str, uid: int, now_us: int) -> float:
@@ -206,19 +226,20 @@ class Doubts:
 
 _MINUTES_A_DAY: Final = 1440
 _LONG_S: Final = 120
+"""Age from which a balance's age is shown in minutes, in seconds."""
 _MOST_OTHERS: Final = 3
-"""Of accounts and of people that are named."""
+"""Maximum number of accounts and of owners that a message names."""
 
 
 def text_of(purses: Purses, ground: Ground, case: Case, quote: Quote, short: Short) -> str:
-    """The lines that a user is shown."""
+    """Write the rejection message for a user: cost, shortfall, balance, and what would fit."""
     lines = [_first(ground, case, quote, short)]
     if short.what == "unknown":
         return "\n".join([*lines, _asked(purses, ground, case)])
     lines += _standing(purses, ground, case, short)
     lines += _assumed(ground, case, quote)
     if ground.budget.is_spent():
-        return "\n".join(lines)  # slurmctld waits: what would fit is not looked for
+        return "\n".join(lines)  # slurmctld waits: skip the search
     fits = _fitting(ground, case, quote, short)
     if fits:
         lines.append(f"  What would fit: {fits}.")
@@ -228,6 +249,7 @@ def text_of(purses: Purses, ground: Ground, case: Case, quote: Quote, short: Sho
 
 
 def _first(ground: Ground, case: Case, quote: Quote, short: Short) -> str:
+    """Write the message's first line: the cost and the limit that it exceeds."""
     account = case.account
     cost = show(quote.amount, ground.unit)
     what = f"this job may cost {cost}"
@@ -257,6 +279,7 @@ def _first(ground: Ground, case: Case, quote: Quote, short: Short) -> str:
 
 
 def _standing(purses: Purses, ground: Ground, case: Case, short: Short) -> list[str]:
+    """Write the lines on the account's balance, holds, credit limit and next allocation."""
     unit, account = ground.unit, case.account
     means = purses.means(account, case.user, case.job.uid, case.now_us)
     given = sum(one.total for one in purses.active(means.payer, case.now_us))
@@ -287,7 +310,7 @@ def _standing(purses: Purses, ground: Ground, case: Case, short: Short) -> list[
 
 
 def _asked(purses: Purses, ground: Ground, case: Case) -> str:
-    """When the server elsewhere said what the account has."""
+    """Write when the remote myBRC server reported the account's balance."""
     host = urlsplit(ground.bank.remote.url).hostname
     at_us = purses.remote_at_us(case.account)
     if not at_us:
@@ -299,7 +322,7 @@ def _asked(purses: Purses, ground: Ground, case: Case) -> str:
 
 
 def _assumed(ground: Ground, case: Case, quote: Quote) -> list[str]:
-    """That the job gives no time limit, and what is reckoned with for that."""
+    """Write the assumed time limit, if the job sets none."""
     estimator = ground.estimator(case.cluster)
     is_given = case.is_change or case.job.time_limit_min is not None
     if estimator is None or is_given or not quote.tres:
@@ -314,7 +337,7 @@ def _assumed(ground: Ground, case: Case, quote: Quote) -> list[str]:
 
 
 def _elsewhere(purses: Purses, ground: Ground, case: Case, quote: Quote) -> list[str]:
-    """Where nothing smaller can be paid: which account of the user's can, and whom to ask."""
+    """Name the user's other accounts that can pay, and the owners to ask for more."""
     lines = []
     for name in purses.accounts_of(case.user) if case.user else ():
         if ground.budget.is_spent():
@@ -344,10 +367,10 @@ def _elsewhere(purses: Purses, ground: Ground, case: Case, quote: Quote) -> list
 
 
 def _fitting(ground: Ground, case: Case, quote: Quote, short: Short) -> str:
-    """The smaller request that could be paid; "" if there is none."""
+    """Describe a smaller request that the account could pay; "" if there is none."""
     estimator = ground.estimator(case.cluster)
     free = quote.amount - short.needed + short.free
-    # Where only a cost was told there is no request that could be smaller.
+    # If the caller gave only a cost, no request is known that could be made smaller.
     if estimator is None or free <= 0 or not quote.tres:
         return ""
     ways = []
@@ -360,7 +383,7 @@ def _fitting(ground: Ground, case: Case, quote: Quote, short: Short) -> str:
             budget=ground.budget,
         )
     except NoEstimate:
-        minutes = None  # with another limit it would cost more than can be told
+        minutes = None  # with another time limit the job cannot be priced
     if minutes is not None and minutes > 0:
         ways.append(f"a time limit of at most {_clock(minutes)} (--time={minutes})")
     if quote.tasks > 1 and quote.per_task:
@@ -377,16 +400,16 @@ def _clock(minutes: int) -> str:
 
 
 FAR_US: Final = 15 * 60 * 1_000_000
-"""A job that may not begin before is not held for yet, in µs."""
+"""Start delay from which a job gets no hold yet, in µs."""
 
 
 class Deciding:
-    """Decides by what is known.
+    """Decide on submits, changes and queued jobs, from the balances and rules in memory.
 
     Args:
-        purses: What accounts have.
-        ground: Settings, rules and pictures.
-        doubts: Whose questions came to nothing.
+        purses: Balances and holds.
+        ground: Settings, rules and cluster models.
+        doubts: Record of SU held in vain.
     """
 
     def __init__(self, purses: Purses, ground: Ground, doubts: Doubts) -> None:
@@ -407,13 +430,13 @@ class Deciding:
         """Decide on a new job.
 
         Args:
-            cluster: Where it was submitted.
-            job: What it asks for.
-            user: Its user's name; "" where that is not known.
+            cluster: The cluster's name.
+            job: The job's request.
+            user: The user's name; "" if unknown.
             now_us: The time, µs since the epoch.
-            secret: What tokens are proved with.
-            is_lenient: Whether it is let in whatever the account has, as the policy says
-                where the ledger is away.
+            secret: The key that proves tokens.
+            is_lenient: Whether to accept the job whatever the account has, because the outage
+                policy says so while the ledger is unavailable.
         """
         case = self.case(cluster, job, user, now_us, is_lenient=is_lenient)
         if case.mode == "off":
@@ -443,8 +466,8 @@ class Deciding:
         """Decide on a change to a job that has a hold.
 
         Args:
-            cluster: Where it is.
-            hold: Its hold.
+            cluster: The cluster's name.
+            hold: The job's hold.
             changed: Pairs of descriptions, each before and after the change.
             job: The change.
             now_us: The time, µs since the epoch.
@@ -471,7 +494,9 @@ class Deciding:
         *,
         is_lenient: bool,
     ) -> Decision:
-        # Only a job that waits is told when to begin: what it has is what its runs have left.
+        """Decide on one pair of descriptions, before and after a change."""
+        # Only a waiting job can get a new start time or a release: its hold is what its runs have
+        # left.
         is_again = hold.started and not before.array and bool(job.begin_us or job.released)
         case, known = (
             msgspec.structs.replace(
@@ -497,7 +522,7 @@ class Deciding:
             and (case.job.held, case.job.begin_us) == (known.job.held, known.job.begin_us)
         )
         if is_less:
-            # Also where its account is closed by now.
+            # A decrease passes even if the account is closed.
             return _let_in(case)
         decision = self.cover(case, quotes)
         placing = decision.placing
@@ -507,7 +532,7 @@ class Deciding:
         covered = before_quote.amount if before_quote is not None else 0
         if placing is None or placing.needed or placing.quote.amount <= covered:
             return decision
-        # It holds nothing yet; what nobody could pay when it begins is refused now.
+        # The hold is still empty; reject now what could not be paid when the job starts.
         short = self._short(case, placing.payer, placing.quote.amount)
         return self._not_yet(case, decision, placing, short) if short else decision
 
@@ -526,13 +551,13 @@ class Deciding:
         return known
 
     def afford(self, cluster: str, job: Description, user: str, cost: int, now_us: int) -> Decision:
-        """Decide on a new job of which the cost is told, as in mode ``gate``.
+        """Decide on a new job whose cost the caller gives, as in mode ``gate``.
 
         Args:
-            cluster: Where it would be submitted.
-            job: Whose it is, and of which account.
-            user: Its user's name; "" where that is not known.
-            cost: What it may cost, micro-SU.
+            cluster: The cluster's name.
+            job: The job's user and account.
+            user: The user's name; "" if unknown.
+            cost: The cost, micro-SU.
             now_us: The time, µs since the epoch.
         """
         known = self.case(cluster, job, user, now_us)
@@ -547,7 +572,7 @@ class Deciding:
     def case(
         self, cluster: str, job: Description, user: str, now_us: int, *, is_lenient: bool = False
     ) -> Case:
-        """What a job is about: who is to pay for it, and by which mode."""
+        """Build the case of a job: resolve its account, mode and exemptions."""
         account = self._ground.account_of(cluster, job, user)
         mode = self._ground.mode(cluster, job.partition, account)
         if job.account != account:
@@ -569,22 +594,22 @@ class Deciding:
         )
 
     def _is_lenient(self, account: str, now_us: int) -> bool:
-        """Whether the policy lets jobs in since nobody knows what the account has."""
+        """Return True if the policy accepts jobs while the remote balance is unknown."""
         return self._ground.settings.gate.policy == "allow" and self._is_unknown(account, now_us)
 
     def _is_unknown(self, account: str, now_us: int) -> bool:
-        """Whether the myBRC server elsewhere said too long ago what an account has."""
+        """Return True if the remote myBRC server's balance of an account is too old."""
         remote = self._ground.bank.remote
         if not remote.balances:
             return False
         return now_us - self._purses.remote_at_us(account) > remote.balance_age_s * 1e6
 
     def cover(self, case: Case, quotes: dict[Description, Quote] | None = None) -> Decision:
-        """Decide on what a job needs beyond what it has.
+        """Decide on what a job needs beyond its present hold.
 
         Args:
             case: The job.
-            quotes: Quotes that are known by description; this one's is added.
+            quotes: Known quotes by description; the job's quote is added.
         """
         try:
             quote = self._quote(case, {} if quotes is None else quotes)
@@ -593,12 +618,12 @@ class Deciding:
         return self._held(case, quote)
 
     def _held(self, case: Case, quote: Quote) -> Decision:
-        """Decide on what a job may cost, beyond what is held for it."""
+        """Decide on a job's quote: compare what it needs beyond its hold with what is available."""
         hold = case.hold
         needed = self._needed(case, quote)
         has, is_moved = 0, False
         if hold is not None:
-            # A change is compared with what was asked for before, of which a part may be settled.
+            # Compare a change with the former request, of which a part may be settled.
             has = hold.amount if case.is_change and not case.is_again else hold.remaining
             is_moved = hold.account != case.account or hold.is_stranded
         amount = max(0, needed - has) + (hold.remaining if hold is not None and is_moved else 0)
@@ -614,7 +639,7 @@ class Deciding:
             payer=payer,
             needed=needed,
             amount=amount,
-            # On paper a job that would be refused takes nothing from those that would not.
+            # In mode observe a job that would be rejected takes no SU from accepted ones.
             shares=()
             if short is not None and case.mode != "gate"
             else self._purses.draw(payer, amount, case.now_us),
@@ -625,18 +650,18 @@ class Deciding:
         return _let_in(case, placing=placing, short=why)
 
     def _objection(self, case: Case) -> str | None:
-        """Why a new job's account cannot pay for its user: as :meth:`stranger`."""
+        """Return why the account cannot pay for this user's new job; as :meth:`stranger`."""
         stranger = self.stranger(case)
         if stranger is not None or self._ground.is_member(case.cluster, case.account, case.user):
             return stranger
-        # Slurm refuses it later; held for until then, it would freeze others' money.
+        # Slurm rejects it later; a hold until then would block other users' SU.
         return (
             f"Steward: {case.user or f'user {case.job.uid}'} has no association with account "
             f"{case.account} in slurmdbd; a new one counts within a minute"
         )
 
     def stranger(self, case: Case) -> str | None:
-        """Why the bank cannot have an account pay: "" if it is let in; None if it can."""
+        """Return why the bank cannot charge an account: "" to accept anyway, None if it can."""
         account, user = case.account, case.user
         known = self._purses.accounts.get(account)
         if known is None:
@@ -662,11 +687,12 @@ class Deciding:
         return None
 
     def _new(self, case: Case) -> Decision:
+        """Decide on a new job; an overdrawn account rejects even one that holds nothing yet."""
         decision = self.cover(case)
         placing = decision.placing
         if placing is None or placing.amount or not placing.quote.amount:
             return decision
-        # It holds nothing yet, but an account that is overdrawn takes no jobs at all.
+        # It holds nothing yet, but an overdrawn account accepts no jobs.
         free = self._purses.available(placing.payer, case.now_us)
         if free >= 0:
             return decision
@@ -674,14 +700,14 @@ class Deciding:
         return self._not_yet(case, decision, placing, short)
 
     def _not_yet(self, case: Case, decision: Decision, placing: Placing, short: Short) -> Decision:
-        """Refuse what would hold nothing now, but could not be paid later."""
+        """Reject a job that would hold nothing now, but could not be paid later."""
         why = text_of(self._purses, self._ground, case, placing.quote, short)
         if case.free_pass:
             return msgspec.structs.replace(decision, short=why)
         return refused(case, why, quote=placing.quote)
 
     def _needed(self, case: Case, quote: Quote) -> int:
-        """What is to be held of a quote now."""
+        """Return how much of a quote to hold now: 0 for jobs that are held, deferred or far off."""
         job = case.job
         if not case.is_started and (job.held or job.begin_us > case.now_us + FAR_US):
             return 0
@@ -693,7 +719,7 @@ class Deciding:
         return quote.amount
 
     def _otherwise(self, case: Case, decision: Decision) -> Decision:
-        """What the site does with a refused job: let it in elsewhere, if that can be paid."""
+        """Apply the site's alternative to a rejected job: another QOS or partition it can pay."""
         instead = self._ground.bank.refusal[case.account]
         job = msgspec.structs.replace(
             case.job,
@@ -716,7 +742,7 @@ class Deciding:
         )
 
     def _sibling(self, cluster: str, job: Description, secret: bytes) -> Open | None:
-        """The hold whose token a federation's other cluster has put on the job already."""
+        """Find the hold whose token another cluster of the federation has put on the job."""
         for found in token.find(job.admin_comment):
             hold = self._purses.holds.get(found.id)
             if (
@@ -731,12 +757,12 @@ class Deciding:
         return None
 
     def _of_sibling(self, case: Case, hold: Open) -> Decision:
-        """Of a federated job the hold is one, as large as the dearest of its clusters needs."""
+        """Decide on a federated job: its one hold covers the most expensive cluster."""
         case = msgspec.structs.replace(case, hold=hold, account=hold.account)
         return msgspec.structs.replace(self.cover(case), sibling=hold)
 
     def _short(self, case: Case, payer: str, needed: int) -> Short | None:
-        """What is missing; None if all is there."""
+        """Return the shortfall of a hold; None if the account can pay."""
         purses = self._purses
         if self._is_unknown(payer, case.now_us):
             return Short(needed=needed, free=0, what="unknown")
@@ -758,25 +784,27 @@ class Deciding:
         return None if case.is_seen else self._unseen(case, payer, needed, available)
 
     def _unseen(self, case: Case, payer: str, needed: int, available: int) -> Short | None:
-        """What is missing for one whose questions came to nothing again and again."""
+        """Return the shortfall of a user whose earlier holds were never confirmed."""
         uid, now_us = case.job.uid, case.now_us
         held = self._purses.unseen(payer, uid)
         most = self._doubts.most(payer, uid, available + held, now_us)
         if most is None or held + needed <= most:
             return None
-        # What is held now is shown or void in a moment; what is more than the bound must wait.
+        # Present holds are confirmed or void after the next poll; anything above the bound must
+        # wait.
         wait_s = self._doubts.wait_s(payer, uid, now_us) if needed > most else LOOK_S
         return Short(needed=needed, free=most - held, what="unseen", wait_s=math.ceil(wait_s))
 
 
 def of_hold(hold: Open, job: Description) -> Description:
-    """Complete a description by its hold: whose job it is, and that it is not put off."""
+    """Complete a description from its hold: user, account, and no deferral."""
     job = msgspec.structs.replace(job, uid=hold.uid, account=job.account or hold.account)
-    # What is held for is not put off: Slurm may refuse the update that says so.
+    # A job with a hold is never deferred: Slurm may reject the update that defers it.
     return msgspec.structs.replace(job, held=False, begin_us=0) if hold.amount else job
 
 
 def _let_in(case: Case, *, placing: Placing | None = None, short: str = "") -> Decision:
+    """Return an acceptance, with the hold to place."""
     return Decision(
         ok=True,
         mode=case.mode,

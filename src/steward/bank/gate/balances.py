@@ -1,8 +1,10 @@
-"""What accounts can pay: the books as the ledger last told them, less what is held.
+"""Account balances and SU holds in the gate's memory: what each account can pay now.
 
-Nothing here is written down: it is made anew from the books and the open holds
-(``store.py``) whenever the gate starts. All sums are kept up as holds come and
-go, so that a decision adds up a few allocations and no more.
+`Open` is an open hold; `Purses` keeps all accounts, allocations and holds with running totals, so
+that a decision adds up a few allocations and no more.
+
+Nothing here is persistent: the gate rebuilds it at each start from the ledger's last balances and
+the open holds in gate.db (`store.py`). Amounts are micro-SU, times µs since the epoch.
 """
 
 from bisect import bisect_right
@@ -15,24 +17,25 @@ from steward.bank.gate.requests import Means, RemoteMeans
 from steward.bank.records import AccountBooks, AllocationBooks, Books, Origin, Share
 
 NOWHERE: Final = 0
-"""The allocation that overdraws are put down to where an account has no open-ended one."""
+"""Number of the pseudo allocation that takes overdrafts of an account without an open-ended one."""
 
 _LAST: Final = 2**63
+"""A time beyond all times, in µs: for allocations without an end."""
 
 
 class Open(msgspec.Struct, kw_only=True, gc=False):
-    """An open hold as decisions need it; the rest is in gate.db.
+    """An open SU hold as the gate keeps it in memory; gate.db holds the rest.
 
     Attributes:
         number: Its row in gate.db.
-        shares: Pairs of an allocation's number and micro-SU; together ``remaining``, or
-            nothing where no allocation can pay any more.
-        siblings: Further clusters of a federation that have asked with its token.
-        parent: Of what is held for a change of a job: id of the job's own hold.
-        changed_us: When the gate last passed a change of its job that no poll has shown; 0 for
+        shares: Pairs of an allocation's number and micro-SU. Their sum is ``remaining``; empty if
+            no allocation can pay any more.
+        siblings: Other clusters of a federation that presented its token.
+        parent: Id of the job's own hold, if this one covers a change of the job.
+        changed_us: When the gate last accepted a change of the job that no poll has shown; 0 for
             none.
 
-    The others are as in ``records.Hold``.
+    The other fields are as in ``records.Hold``.
     """
 
     number: int
@@ -57,22 +60,22 @@ class Open(msgspec.Struct, kw_only=True, gc=False):
 
     @property
     def is_stranded(self) -> bool:
-        """Whether it waits for an allocation that can pay."""
+        """Return True if no allocation can pay the hold's remainder."""
         return self.remaining > 0 and not self.shares
 
     def record_shares(self) -> tuple[Share, ...]:
-        """Its shares as a noun."""
+        """Return the shares as records."""
         return tuple(Share(allocation=number, amount=amount) for number, amount in self.shares)
 
 
 class Purses:
-    """All accounts, and what is held of each."""
+    """All accounts with their allocations, and the SU holds on each."""
 
     def __init__(self) -> None:
         self.position = 0
         self.accounts: dict[str, AccountBooks] = {}
         self.remote: dict[str, RemoteMeans] = {}
-        """Of the accounts that have what a myBRC server elsewhere says."""
+        """Limits and balance times of accounts that a remote myBRC server manages."""
         self.holds: dict[str, Open] = {}
         self.by_job: dict[tuple[str, int], Open] = {}
         self.unconfirmed: dict[str, Open] = {}
@@ -91,16 +94,16 @@ class Purses:
         self._dates: dict[str, tuple[int, ...]] = {}
         self._is_dated_anew = False
         self.lapsed: set[int] = set()
-        """Allocations that are no more, and that holds are still put down to."""
+        """Allocations that no longer exist, but still carry holds."""
         self.held = 0
 
-    # Books
+    # Balances from the ledger
 
     def put(self, books: Books) -> list[str]:
-        """Take news of the ledger in.
+        """Apply an update from the ledger.
 
         Returns:
-            Names of the accounts that are changed; those that are gone are among them.
+            Names of the accounts that changed, deleted ones included.
         """
         changed = []
         for account in books.accounts:
@@ -127,6 +130,7 @@ class Purses:
         self.lapsed |= numbers & self.on_allocation.keys()
 
     def _put(self, account: AccountBooks) -> None:
+        """Store an account's new balances, allocations and users."""
         self._lapse(account.name, {one.number for one in account.allocations})
         self.accounts[account.name] = account
         self._list(account.name, {one.name: (one.limit, one.spent) for one in account.users})
@@ -137,6 +141,7 @@ class Purses:
         self._date(account.name, tuple(dates))
 
     def _list(self, account: str, users: dict[str, tuple[int | None, int]]) -> None:
+        """Replace the user list of an account, and the index of accounts by user."""
         before = self._users.get(account, {})
         for name in before.keys() - users.keys():
             self._accounts_of[name].discard(account)
@@ -145,27 +150,28 @@ class Purses:
         self._users[account] = users
 
     def _date(self, account: str, dates: tuple[int, ...]) -> None:
-        # Books come with every charge, new dates hardly ever.
+        """Store the dates on which an account's allocations begin and end."""
+        # Balances change with every charge, dates hardly ever.
         if self._dates.get(account, ()) != dates:
             self._dates[account] = dates
             self._is_dated_anew = True
 
     def next_turn(self, after_us: int) -> int:
-        """When the next allocation begins or ends; beyond all times if none does."""
+        """Return when the next allocation begins or ends; beyond all times if none does."""
         at = bisect_right(self._turns, after_us)
         return self._turns[at] if at < len(self._turns) else _LAST
 
     def payer_of(self, account: str) -> str:
-        """Whose allocations an account draws on."""
+        """Return the account whose allocations pay for an account."""
         books = self.accounts.get(account)
         return (books.payer or books.name) if books else account
 
     def user_books(self, account: str, user: str) -> tuple[int | None, int] | None:
-        """A user's limit and what they have spent; None for one that is not listed."""
+        """Return a user's limit and spent SU; None for a user who is not listed."""
         return self._users.get(account, {}).get(user)
 
     def user_limit(self, account: str, user: str) -> tuple[int | None, int]:
-        """What a user may spend of an account, None for no limit, and what they have spent."""
+        """Return a user's limit in an account (None for no limit) and spent SU."""
         limit, spent = self.user_books(account, user) or (None, 0)
         remote = self.remote.get(account)
         bound = remote.limits.get(user) if remote is not None else None
@@ -174,36 +180,36 @@ class Purses:
         return limit, spent
 
     def remote_at_us(self, account: str) -> int:
-        """When a myBRC server elsewhere said what an account has, µs since the epoch; 0 for never.
+        """Return when a remote myBRC server reported an account's balance, µs; 0 for never.
 
         Args:
-            account: The account; its payer's balance counts.
+            account: The account; the time of its payer's balance counts.
         """
         remote = self.remote.get(self.payer_of(account))
         return remote.at_us if remote is not None else 0
 
     def accounts_of(self, user: str) -> list[str]:
-        """Names of the accounts that a user is listed in, or has spent of."""
+        """List the accounts in which a user is listed or has spent SU."""
         return sorted(self._accounts_of.get(user, ()))
 
-    # What can be paid
+    # Available SU
 
     def active(self, payer: str, now_us: int) -> Iterator[AllocationBooks]:
-        """The allocations that can be drawn on, in the order in which they are."""
+        """Yield the active allocations in the order in which charges draw on them."""
         for one in self._drawn.get(payer, ()):
             if one.begin_us <= now_us and (not one.end_us or now_us < one.end_us):
                 yield one
 
     def allocations(self, account: str) -> tuple[AllocationBooks, ...]:
-        """All allocations of an account, in the order in which they are drawn on."""
+        """Return all allocations of an account, in the order in which charges draw on them."""
         return self._drawn.get(account, ())
 
     def ended(self, now_us: int, accounts: Iterable[str] | None = None) -> set[int]:
-        """Allocations that have ended, or are no more, and that holds are still put down to.
+        """Return allocations that have ended or no longer exist, but still carry holds.
 
         Args:
             now_us: The time, µs since the epoch.
-            accounts: Whose; everybody's if None.
+            accounts: The accounts to check; all if None.
         """
         found = set(self.lapsed)
         for name in self._drawn if accounts is None else accounts:
@@ -213,21 +219,21 @@ class Purses:
         return found
 
     def next_allocation(self, payer: str, now_us: int) -> AllocationBooks | None:
-        """The one that begins next."""
+        """Return the allocation that begins next."""
         later = [one for one in self._drawn.get(payer, ()) if one.begin_us > now_us]
         return min(later, key=lambda one: one.begin_us) if later else None
 
     def credit(self, payer: str) -> int:
-        """What a payer may owe."""
+        """Return a payer's credit limit."""
         books = self.accounts.get(payer)
         return books.credit if books else 0
 
     def free(self, one: AllocationBooks) -> int:
-        """What of an allocation nobody has spoken for."""
+        """Return an allocation's balance less its holds."""
         return one.balance - self._held.get(one.number, 0)
 
     def available(self, payer: str, now_us: int) -> int:
-        """What a new job may cost: may be below zero."""
+        """Return available SU: balance + credit limit - holds. May be negative."""
         total = self.credit(payer)
         for one in self._drawn.get(payer, ()):
             if one.begin_us <= now_us and (not one.end_us or now_us < one.end_us):
@@ -235,7 +241,7 @@ class Purses:
         return total
 
     def means(self, account: str, user: str, uid: int, now_us: int) -> Means:
-        """How an account stands."""
+        """Return an account's balance, holds, credit limit and a user's limit in it."""
         payer = self.payer_of(account)
         limit, spent = self.user_limit(account, user)
         balance = sum(one.balance for one in self.active(payer, now_us))
@@ -255,19 +261,19 @@ class Purses:
         )
 
     def user_held(self, account: str, uid: int) -> int:
-        """What is held in an account for one user's jobs."""
+        """Return what is held in an account for one user's jobs."""
         return self._user_held.get((account, uid), 0)
 
     def user_held_of(self, payer: str, uid: int) -> int:
-        """The same in all accounts that draw on a payer."""
+        """Return what is held for one user's jobs in all accounts of a payer."""
         return self._user_of_payer.get((payer, uid), 0)
 
     def unseen(self, payer: str, uid: int) -> int:
-        """What is held for one user's jobs that Slurm has not shown yet."""
+        """Return what is held for one user's jobs that Slurm has not shown yet."""
         return self._unseen.get((payer, uid), 0)
 
     def draw(self, payer: str, amount: int, now_us: int) -> tuple[tuple[int, int], ...]:
-        """Which allocations pay an amount; what is beyond them is the open-ended one's."""
+        """Split an amount over the active allocations; the last one takes any overdraft."""
         if amount <= 0:
             return ()
         shares = []
@@ -291,7 +297,7 @@ class Purses:
     # Holds
 
     def add(self, hold: Open) -> None:
-        """A hold is open from now on."""
+        """Add an open hold to the totals."""
         self.holds[hold.id] = hold
         if hold.job_id:
             self.by_job[hold.cluster, hold.job_id] = hold
@@ -302,7 +308,7 @@ class Purses:
         self._count(hold, 1)
 
     def drop(self, hold: Open) -> None:
-        """A hold is open no more."""
+        """Remove a hold from the totals."""
         self._count(hold, -1)
         del self.holds[hold.id]
         self.unconfirmed.pop(hold.id, None)
@@ -318,7 +324,7 @@ class Purses:
         *,
         account: str | None = None,
     ) -> None:
-        """A hold is of another size, on other allocations, or in another account."""
+        """Change a hold's remainder, allocations or account."""
         self._count(hold, -1)
         if account is not None:
             hold.account, hold.payer = account, self.payer_of(account)
@@ -326,7 +332,7 @@ class Purses:
         self._count(hold, 1)
 
     def confirm(self, hold: Open, job_id: int) -> None:
-        """Slurm has shown a hold's job."""
+        """Mark a hold as confirmed: Slurm has shown its job."""
         if not hold.confirmed:
             _add(self._unseen, (hold.payer, hold.uid), -hold.remaining)
         hold.confirmed = True
@@ -337,7 +343,7 @@ class Purses:
             self.by_job[hold.cluster, job_id] = hold
 
     def less(self, hold: Open, amount: int) -> tuple[tuple[int, int], ...]:
-        """A hold's shares without an amount, taken off in the order in which they are drawn."""
+        """Return a hold's shares less an amount, taken off in drawing order."""
         kept = []
         for number, part in hold.shares:
             off = min(part, amount)
@@ -347,14 +353,15 @@ class Purses:
         return tuple(kept)
 
     def more(self, hold: Open, added: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-        """A hold's shares with others."""
+        """Return a hold's shares with others added."""
         shares = dict(hold.shares)
         for number, part in added:
             shares[number] = shares.get(number, 0) + part
         return tuple(shares.items())
 
     def _count(self, hold: Open, sign: int) -> None:
-        # Who waits for an allocation holds nothing that another could have.
+        """Add a hold to all running totals, or subtract it (``sign`` -1)."""
+        # A stranded hold blocks no SU that another job could use.
         amount = sign * hold.remaining if hold.shares else 0
         self.held += amount
         for number, part in hold.shares:
@@ -377,7 +384,7 @@ class Purses:
 
 
 def _add(sums: dict[tuple[str, int], int], key: tuple[str, int], amount: int) -> None:
-    """Keep up a sum; nought is not kept."""
+    """Add to a running sum; drop sums of 0."""
     total = sums.get(key, 0) + amount
     if total:
         sums[key] = total

@@ -1,4 +1,9 @@
-"""What Steward's own processes may have the gate do: each operation, what it takes and gives."""
+"""Operations of the gate for Steward's own processes: decode a call, run it, encode the result.
+
+`Questions` answers read-only operations (means, holds, quote, verdict). `Calls` maps each
+operation's name to its body type and function, and runs each call in its own transaction of
+gate.db. Callers use `client.py`; the types are in `requests.py`; `server.py` passes each line in.
+"""
 
 import logging
 import time
@@ -45,26 +50,27 @@ from steward.slurm.cluster_model import Picture
 
 
 class Questions:
-    """Answers by the gate's state.
+    """Answer read-only operations from the gate's state.
 
     Args:
-        keeper: That state.
+        keeper: The gate's state.
     """
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
 
     def means(self, account: str, user: str, now_us: int) -> Means:
-        """What an account, and a user in it, can pay now.
+        """Return what an account, and a user in it, can pay now.
 
         Raises:
-            BankUsage: There is no such account.
+            BankUsage: The account does not exist.
         """
         if account not in self._keeper.purses.accounts:
             raise BankUsage(f"the gate knows no account {account}", account)
         return self._keeper.purses.means(account, user, self._uid_of(account, user), now_us)
 
     def _uid_of(self, account: str, user: str) -> int:
+        """Return a user's uid from a cluster model or an open hold; -1 if unknown."""
         for picture in self._keeper.ground.pictures.values():
             for uid, name in picture.users.items():
                 if user and name == user:
@@ -75,12 +81,12 @@ class Questions:
         return -1
 
     def holds(self, wanted: Wanted) -> list[Hold]:
-        """Open holds, in the order in which they were placed."""
+        """List open holds in the order in which they were placed."""
         chosen = islice(self._chosen(wanted), wanted.limit)
         return [self._keeper.store.whole(hold) for hold in chosen]
 
     def held(self) -> list[Held]:
-        """What is held of each account that anything is held of, by name."""
+        """Sum the open holds of each paying account, by name."""
         sums: dict[str, tuple[int, int]] = {}
         for hold in self._keeper.purses.holds.values():
             payer = hold.payer or hold.account
@@ -89,6 +95,7 @@ class Questions:
         return [Held(account=name, holds=n, held=held) for name, (n, held) in sorted(sums.items())]
 
     def _chosen(self, wanted: Wanted) -> Iterator[Open]:
+        """Yield the holds that match a query, from the one after ``wanted.after`` on."""
         purses = self._keeper.purses
         holds: Iterator[Open] = iter(purses.holds.values())
         if wanted.changed:
@@ -98,7 +105,7 @@ class Questions:
             holds = iter([found] if found else [])
         if wanted.after:
             after = purses.holds.get(wanted.after)
-            # Of 100,000 the last page is asked for, too: no more is done here than must be.
+            # Callers page through 100,000 holds: keep the skipped part cheap.
             for hold in holds:
                 if hold is after:
                     break
@@ -112,11 +119,11 @@ class Questions:
                 yield hold
 
     def quote(self, cluster: str, job: Description, user: str, now_us: int) -> Quote:
-        """What a job may cost at the most.
+        """Return the highest cost of a job.
 
         Raises:
-            NoRate: Nothing says what its partition costs.
-            NoEstimate: It cannot be told.
+            NoRate: A partition has no rate.
+            NoEstimate: The job cannot be priced.
         """
         ground = self._keeper.ground
         if ground.estimator(cluster) is None:
@@ -127,10 +134,10 @@ class Questions:
         )
 
     def would(self, cluster: str, job: Description, user: str, now_us: int) -> Verdict:
-        """What would be said of a job, if it were submitted now; nothing is held.
+        """Return the verdict on a job as if it were submitted now; place no hold.
 
         Raises:
-            NoEstimate: Its cluster was never pictured.
+            NoEstimate: The gate has no model of the cluster.
         """
         if self._keeper.ground.estimator(cluster) is None:
             raise NoEstimate(f"the gate has no picture of cluster {cluster} yet", cluster)
@@ -139,10 +146,10 @@ class Questions:
         return Verdict(ok=decision.ok, say=say, quote=decision.quote)
 
     def afford(self, cluster: str, job: Description, user: str, cost: int, now_us: int) -> Verdict:
-        """What would be said of a job of which the cost is told; nothing is held.
+        """Return the verdict on a job whose cost the caller gives; place no hold.
 
         Raises:
-            BankUsage: The gate has not been told of its account.
+            BankUsage: The gate does not know the account.
         """
         decision = self._keeper.deciding.afford(cluster, job, user, cost, now_us)
         if decision.account not in self._keeper.purses.accounts:
@@ -161,18 +168,19 @@ _call = msgspec.json.Decoder(Call).decode
 _encode = msgspec.json.Encoder().encode
 
 Do = Callable[[Any, int], Any]
+"""Function of an operation: takes the decoded body and the time in µs."""
 
 
 class Calls:
-    """Carries operations out, each in a transaction of its own.
+    """Run the operations of Steward's own processes, each in its own transaction.
 
     Args:
-        state_dir: The directory that holds the secret of tokens.
+        state_dir: The directory that holds the key of the tokens.
         keeper: The gate's state.
-        upkeep: What changes it.
-        answering: Who knows users' names.
+        upkeep: What applies settlements, confirmations and balances to that state.
+        answering: What resolves user names and counts answers.
         right: Whether this gate may decide.
-        leased: Called where the right to decide has come to this gate.
+        leased: Called when this gate gets the lease to decide.
     """
 
     def __init__(
@@ -230,7 +238,7 @@ class Calls:
         }
 
     def answer(self, line: bytes) -> bytes:
-        """Carry one call out; the line that answers it."""
+        """Run the call in a line of JSON; return the line that answers it."""
         try:
             call = _call(line)
             if call.v != VERSION or call.op not in self._ops:
@@ -246,15 +254,15 @@ class Calls:
             with store.transaction():
                 gives = do(body, now_us)
         except Exception as error:
-            # It is about one job or account; the gate decides on all the others.
+            # The error concerns one job or account; the gate goes on deciding for all others.
             return self._failed(call.op, body, error, is_clean=store.writes == before)
         return _encode(Result(ok=True, body=msgspec.Raw(_encode(gives)))) + b"\n"
 
     def _failed(self, op: str, body: Any, error: Exception, *, is_clean: bool) -> bytes:
-        """Make good what a call left behind that failed; what it is answered."""
+        """Restore the state after a failed call; return the error for its caller."""
         kind = type(error).__name__
         if kind in _HARMLESS:
-            # It was refused before anything changed.
+            # The call was rejected before anything changed.
             return _refused(kind, str(error))
         is_of_database = isinstance(error, SqliteError | SqliteUnavailable)
         if op in _OF_A_JOB and is_clean and not is_of_database:
@@ -267,7 +275,7 @@ class Calls:
         return _refused("BankError", f"the gate cannot do this, see its log: {error!r}")
 
     def state(self) -> GateState:
-        """How the gate stands."""
+        """Return the gate's status."""
         purses, right = self._keeper.purses, self._right
         why = right.why_not() or ("the ledger has been away for too long" * right.is_alone)
         ground = self._keeper.ground
@@ -289,12 +297,14 @@ class Calls:
         )
 
     def _books(self, books: Books, now_us: int) -> int:
+        """Apply ledger balances; note that the ledger was heard from."""
         position = self._upkeep.books(books, now_us)
         if books.whole or books.after <= position:
             self._right.heard()
         return position
 
     def _rules(self, rules: Rules, _now_us: int) -> None:
+        """Store new modes and rates, and rewrite the submit plugin's configuration."""
         known = self._keeper.ground.rules
         if known != rules:
             self._keeper.ground.put_rules(rules)
@@ -337,6 +347,7 @@ class Calls:
         return self._keeper.grant(granted.ask, granted.user, granted.restarts, now_us)
 
     def _lease(self, leased: Leased, _now_us: int) -> str:
+        """Adopt the other gates' key, apply the lease, and return this gate's key."""
         if leased.secret and leased.secret != self._keeper.secret.hex():
             secret = token.parse_secret(leased.secret)
             token.store_secret(self._state_dir, secret)
@@ -349,7 +360,7 @@ class Calls:
 
 _HARMLESS: Final = frozenset({"BankUsage", "BankRefused", "NoRate", "NoEstimate"})
 _OF_A_JOB: Final = frozenset({"cover", "quote", "would"})
-"""What is asked for jobs as their users wrote them."""
+"""Operations on job requests as users wrote them: an error in one is logged as the job's."""
 
 
 def _refused(kind: str, say: str) -> bytes:

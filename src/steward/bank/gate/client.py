@@ -1,8 +1,8 @@
-"""How Steward's own processes reach the gate: a Unix socket in the state directory.
+"""Client of the gate for Steward's own processes, over a Unix socket in the state directory.
 
-One JSON line each way, one call a connection. The gate answers from memory; a
-call that it does not answer in time may have been carried out all the same, and
-all that change something may be repeated.
+`GateLink` has one method per operation; `connect` reaches sockets with long paths. One JSON line
+each way, one call per connection. The gate answers from memory. A call that times out may have been
+carried out; every call that changes something may be repeated safely.
 """
 
 import os
@@ -58,22 +58,22 @@ _ERRORS: Final[dict[str, type[StewardError]]] = {
     kind.__name__: kind for kind in (BankError, BankRefused, BankUsage, NoEstimate, NoRate)
 }
 _AT_ONCE: Final = 50
-"""What is told of so many jobs in one call: a plugin waits for one call at the most."""
+"""Maximum number of jobs in one call: a submit plugin waits for one call at most."""
 _PAGE: Final = 200
-"""What is asked of so many holds in one call, for the same reason."""
+"""Maximum number of holds in one call, for the same reason."""
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Result).decode
 
 
 class GateLink:
-    """What can be asked of the gate.
+    """Connection to the gate: one method for each of its operations.
 
-    All methods raise GateUnavailable where it does not answer, and BankUsage or
-    another of the bank's errors where it refuses.
+    All methods raise GateUnavailable if it does not answer, and BankUsage or another of the bank's
+    errors if it rejects the call.
 
     Args:
         state_dir: The directory that holds its socket.
-        timeout_s: How long one call may take, in seconds.
+        timeout_s: Time-out of one call, in seconds.
     """
 
     def __init__(self, state_dir: str, timeout_s: float = 5.0) -> None:
@@ -81,28 +81,31 @@ class GateLink:
         self._timeout_s = timeout_s
 
     def books(self, books: Books) -> int:
-        """Tell it the ledger's news; the position that it knows then. Also says: I am here."""
+        """Send ledger balances; return the ledger position that the gate then knows.
+
+        Also serves as the bank's heartbeat.
+        """
         return int(self._ask("books", books, int))
 
     def remote_means(self, means: dict[str, RemoteMeans]) -> None:
-        """Tell it which accounts have what a myBRC server elsewhere said, by name."""
+        """Send limits and balance times that a remote myBRC server reported, by account."""
         self._ask("remote_means", means, None)
 
     def rules(self, rules: Rules) -> None:
-        """Tell it modes and rates."""
+        """Send modes and rates."""
         self._ask("rules", rules, None)
 
     def picture(self, picture: Picture) -> None:
-        """Tell it how a cluster looks."""
+        """Send the model of a cluster."""
         self._ask("picture", picture, None)
 
     def state(self) -> GateState:
-        """How it stands."""
+        """Return the gate's status."""
         state: GateState = self._ask("state", None, GateState)
         return state
 
     def confirm(self, seen: Sequence[Seen]) -> list[Hold | None]:
-        """Jobs that Slurm shows: the hold of each, None where no hold covers it."""
+        """Report jobs that Slurm shows; return the hold of each, None if no hold covers it."""
         found: list[Hold | None] = []
         for start in range(0, len(seen), _AT_ONCE):
             some = list(seen[start : start + _AT_ONCE])
@@ -110,41 +113,43 @@ class GateLink:
         return found
 
     def looked(self, cluster: str, began: datetime) -> int:
-        """The queue was seen whole; how many holds were void."""
+        """Report a complete poll of the queue; return how many holds were void."""
         return int(self._ask("looked", Looked(cluster=cluster, began=began), int))
 
     def cover(self, claim: Claim) -> Covered:
-        """Hold for a job in the queue as much as it needs; repeats are harmless."""
+        """Hold what a queued job needs; safe to repeat."""
         covered: Covered = self._ask("cover", claim, Covered)
         return covered
 
     def settle(self, settlements: Sequence[Settlement], books: Books | None) -> int:
-        """Charges that are in the ledger; the last that was taken. Repeats are harmless.
+        """Report charges in the ledger; return the last settlement that was applied.
+
+        Safe to repeat.
 
         Args:
             settlements: In the order of their seq.
-            books: News of the ledger that show these charges.
+            books: Balances that include these charges.
         """
         taken = 0
         for start in range(0, max(1, len(settlements)), _AT_ONCE):
             some = tuple(settlements[start : start + _AT_ONCE])
-            # With the first: money is free again only when its charge is known.
+            # With the first call: SU become available again only when their charge is known.
             news = books if not start else None
             taken = int(self._ask("settle", Settled(settlements=some, books=news), int))
         return taken
 
     def release(self, hold_id: str, why: str, books: Books | None = None) -> int:
-        """Give a hold back; how much that was, micro-SU: 0 if it was not open."""
+        """Release a hold; return its remainder in micro-SU, 0 if it was not open."""
         return int(self._ask("release", Released(hold=hold_id, why=why, books=books), int))
 
     def reserve(self, account: str, amount: int, why: str, allocation: int = 0) -> Hold:
-        """Keep money that is to leave an account; it lapses, or is released afterwards."""
+        """Hold SU that are to leave an account; the hold expires unless it is released first."""
         wanted = Reserved(account=account, amount=amount, why=why, allocation=allocation)
         hold: Hold = self._ask("reserve", wanted, Hold)
         return hold
 
     def held(self) -> list[Held]:
-        """What is held of each account that anything is held of."""
+        """Sum the open holds of each account."""
         found: list[Held] = self._ask("held", None, list[Held])
         return found
 
@@ -159,16 +164,16 @@ class GateLink:
         *,
         changed: bool = False,
     ) -> list[Hold]:
-        """Open holds behind one, in the order in which they were placed.
+        """List open holds after a given one, in the order in which they were placed.
 
         Args:
             account: "" for any.
             cluster: "" for any.
             user: "" for any.
             job_id: 0 for any.
-            after: Id of the hold behind which to begin.
-            limit: At most so many.
-            changed: Only those of jobs with a change that no poll has shown.
+            after: Id of the hold after which to begin.
+            limit: Maximum number of holds.
+            changed: Whether to list only holds of jobs with a change that no poll has shown.
         """
         found: list[Hold] = []
         page: list[Hold] | None = None
@@ -187,12 +192,12 @@ class GateLink:
         return found
 
     def means(self, account: str, user: str = "") -> Means:
-        """What an account, and a user in it, can pay now."""
+        """Return what an account, and a user in it, can pay now."""
         means: Means = self._ask("means", Stood(account=account, user=user), Means)
         return means
 
     def quote(self, cluster: str, description: Description) -> Quote:
-        """What a job may cost at the most."""
+        """Return the highest cost of a job."""
         asked = Asked(cluster=cluster, description=description)
         quote: Quote = self._ask("quote", asked, Quote)
         return quote
@@ -200,67 +205,68 @@ class GateLink:
     def would(
         self, cluster: str, description: Description, user: str = "", cost: int | None = None
     ) -> Verdict:
-        """What would be said of a job, if it were submitted now; nothing is held.
+        """Return the verdict on a job as if it were submitted now; no hold is placed.
 
         Args:
-            cluster: Where.
-            description: What it would ask for; with a cost its uid and account are enough.
-            user: Its user's name; "" to have it looked up.
-            cost: What it costs, micro-SU; None to have that estimated.
+            cluster: The cluster's name.
+            description: The job's request; with a cost, its uid and account are enough.
+            user: The user's name; "" to have it looked up.
+            cost: The cost, micro-SU; None to have it estimated.
         """
         asked = Asked(cluster=cluster, description=description, user=user, cost=cost)
         verdict: Verdict = self._ask("would", asked, Verdict)
         return verdict
 
     def stranded(self) -> list[Hold]:
-        """Holds of jobs that have not started, and that no allocation can pay any more."""
+        """List holds of waiting jobs that no allocation can pay any more."""
         found: list[Hold] = self._ask("stranded", None, list[Hold])
         return found
 
     def lingering(self) -> list[Hold]:
-        """Holds of arrays of which tasks have started, that are still on an ended allocation."""
+        """List holds of arrays with started tasks that are still on an ended allocation."""
         found: list[Hold] = self._ask("lingering", None, list[Hold])
         return found
 
     def on_allocation(self, number: int) -> int:
-        """What jobs that have started still hold on an allocation, micro-SU."""
+        """Return what started jobs still hold on an allocation, micro-SU."""
         return int(self._ask("on_allocation", number, int))
 
     def facts(self, after: int, limit: int = 500) -> list[GateFact]:
-        """What it did after a fact; all up to that one is forgotten."""
+        """List the gate's facts after a seq; the gate deletes those up to it."""
         found: list[GateFact] = self._ask("facts", (after, limit), list[GateFact])
         return found
 
     def lease(self, fence: int, valid_s: float, secret: str = "") -> str:
-        """Give it the right to decide, for so many seconds from now; its secret for tokens.
+        """Grant or revoke the right to decide; return the gate's key for tokens.
 
         Args:
-            fence: Of the lease.
-            valid_s: 0 takes the right away.
-            secret: That of the other gates, which it takes on; "" for none.
+            fence: Fencing number of the lease.
+            valid_s: Seconds that the lease lasts; 0 revokes it.
+            secret: The other gates' key, which this gate adopts; "" for none.
         """
         leased = Leased(fence=fence, valid_s=valid_s, secret=secret)
         return str(self._ask("lease", leased, str))
 
     def grant(self, ask: Submit, user: str, restarts: int) -> Said:
-        """Have it decide on a change that Steward is about to send for a user; holds for it.
+        """Decide on a change that Steward is about to send for a user, and place its hold.
 
         Args:
-            ask: The change, as from the user.
+            ask: The change, as if the user sent it.
             user: The user's name.
-            restarts: How often the job was requeued before the run that the change is for.
+            restarts: Restart count of the run that the change is for.
 
         Raises:
-            NoEstimate: Nobody can tell what the job would cost.
+            NoEstimate: The job cannot be priced.
         """
         granted = Granted(ask=ask, user=user, restarts=restarts)
         return cast("Said", self._ask("grant", granted, Said))
 
     def allow(self, allowance: Allowance) -> None:
-        """Let a job pass until a time, whatever its account has."""
+        """Let a job pass until a given time, whatever its account has."""
         self._ask("allow", allowance, None)
 
     def _ask(self, op: str, body: Any, gives: Any) -> Any:
+        """Send one call; return its decoded body, or raise the error that the gate reports."""
         call = Call(v=VERSION, op=op, body=msgspec.Raw(_encode(body)))
         try:
             line = self._exchange(_encode(call) + b"\n")
@@ -276,6 +282,7 @@ class GateLink:
         return None if gives is None else msgspec.json.decode(result.body, type=gives)
 
     def _exchange(self, data: bytes) -> bytes:
+        """Send one line over a new connection, and read the line that answers it."""
         until = time.monotonic() + self._timeout_s
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(self._timeout_s)

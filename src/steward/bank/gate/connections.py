@@ -1,7 +1,12 @@
-"""The connections of the gate: whoever is slow, silent or mad costs a descriptor for a second.
+"""Socket connections of the gate: submit plugins, Steward's own processes, and other gates.
 
-Nothing here blocks. A plugin sends one line and gets one back; another gate
-keeps its connection, which is encrypted, and sends many.
+`Peer` is one non-blocking connection with a line buffer and a time-out, so that a slow, silent or
+faulty peer costs one descriptor for a second. `unix_listener` makes a socket file with access
+control. `Asking` keeps the connection to the gate on another host that decides, and forwards plugin
+requests to it over TLS (`tls.py`).
+
+Nothing here blocks: `server.py` waits for all descriptors with one epoll. A plugin sends one line
+and gets one back; another gate keeps its connection and sends many.
 """
 
 import contextlib
@@ -33,19 +38,19 @@ log = logging.getLogger(__name__)
 
 _PEERCRED: Final = struct.Struct("3i")
 CHUNK: Final = 1 << 18
-"""Bytes that are read at once."""
+"""Maximum number of bytes per read."""
 _MOST_WAITING: Final = 32 << 20
-"""Bytes that may wait for a peer to read them."""
+"""Maximum number of unsent bytes of one peer; beyond it the connection is dropped."""
 
 
 class Peer:
-    """One connection.
+    """One non-blocking connection of the gate, with its line buffers and time-out.
 
     Args:
-        connection: Its socket; not blocking from here on.
-        longest: The longest line that it may send, in bytes.
-        within_s: Seconds within which it must have sent a whole line, or read its answer.
-        stays: Whether it may send further lines.
+        connection: Its socket; set to non-blocking.
+        longest: Maximum length of a line that it may send, in bytes.
+        within_s: Seconds within which it must send a whole line, or read its answer.
+        stays: Whether the peer may send further lines after an answer.
     """
 
     def __init__(
@@ -63,7 +68,7 @@ class Peer:
         self.until = time.monotonic() + within_s
 
     def take(self) -> list[bytes]:
-        """The whole lines that have come. Ends the connection at its end, or where it is mad."""
+        """Read and return the complete lines received; end the connection at EOF or a long line."""
         lines: list[bytes] = []
         while not self.is_over:
             data = self._receive()
@@ -86,7 +91,7 @@ class Peer:
         return lines
 
     def send(self, data: bytes) -> None:
-        """Send as much as the peer takes now; the rest waits in ``out``."""
+        """Send as much as the peer accepts now; keep the rest in ``out``."""
         self.out += data
         while self.out and not self.is_over:
             sent = self._send()
@@ -99,45 +104,46 @@ class Peer:
             self.is_over = True
 
     def close(self) -> None:
-        """Drop the connection."""
+        """Close the connection."""
         self.is_over = True
         self.socket.close()
 
     def _receive(self) -> bytes | None:
-        """What has come; b"" at the end, None while there is nothing."""
+        """Read available bytes: b"" at the end, None if there are none yet."""
         try:
             return self.socket.recv(CHUNK)
         except BlockingIOError:
             return None
         except OSError:
-            return b""  # a peer that is gone cannot be told
+            return b""  # the peer is gone: nobody to report to
 
     def _send(self) -> int | None:
+        """Send buffered bytes; return their number, None if the peer accepts none now."""
         try:
             return self.socket.send(self.out)
         except BlockingIOError:
             return None
         except OSError:
-            self.is_over = True  # a peer that is gone cannot be told
+            self.is_over = True  # the peer is gone: nobody to report to
             return None
 
 
 def uid_of(connection: socket.socket) -> int:
-    """Who is at the other end of a Unix socket, by the kernel's word."""
+    """Return the uid of a Unix socket's peer, from SO_PEERCRED."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
     return int(_PEERCRED.unpack(data)[1])
 
 
 @contextlib.contextmanager
 def unix_listener(path: str, uids: Iterable[int] = ()) -> Iterator[socket.socket]:
-    """A Unix socket at a path, in place of what a former process has left there.
+    """Listen on a Unix socket path, replacing the socket of a former process.
 
     Args:
-        path: Where.
-        uids: Who may connect beside us and root.
+        path: Path of the socket file.
+        uids: Users who may connect, besides Steward's user and root.
 
     Raises:
-        GateUnavailable: It cannot be made.
+        GateUnavailable: The socket cannot be made.
     """
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -145,8 +151,8 @@ def unix_listener(path: str, uids: Iterable[int] = ()) -> Iterator[socket.socket
         os.makedirs(directory, mode=0o755, exist_ok=True)
         fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            # Long paths exceed sun_path; the link in /proc does not. Made aside and moved to
-            # its place, it is never there without listening.
+            # Long paths exceed sun_path; the link in /proc does not. The socket is bound under
+            # another name and renamed, so its path never exists without a listener.
             fresh = f"{os.path.basename(path)}.{os.getpid()}"
             made = os.path.join(directory, fresh)
             with contextlib.suppress(FileNotFoundError):
@@ -174,20 +180,26 @@ def unix_listener(path: str, uids: Iterable[int] = ()) -> Iterator[socket.socket
 
 
 def split(address: str) -> tuple[str, int]:
-    """Host and port of a ``HOST:PORT``; an IPv6 address stands in brackets."""
+    """Split ``HOST:PORT`` into host and port; an IPv6 address stands in brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 _OF_TIMEOUT: Final = 0.7
-"""How much of the plugin's time the other gate has: the rest is the way there and back."""
+"""Part of the plugin's time-out granted to the other gate; the rest covers the way there and
+back."""
 _CONNECT_S: Final = 5.0
+"""Time-out of connection and handshake, in seconds."""
 _WAIT_S: Final = 1.0
+"""Longest wait of an idle connection, in seconds."""
 
 Answered = Callable[[Peer, Submit, bytes | None], None]
+"""Callback for a reply: the plugin's connection, its request, and the line or None."""
 
 
 class _Numbered(msgspec.Struct):
+    """Header of a reply: protocol version and request id."""
+
     v: int
     id: int
 
@@ -197,12 +209,12 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Asking:
-    """The connection to the gate that decides.
+    """Client connection to the gate on another host that decides: forwards plugin requests.
 
     Args:
-        settings: [gate].
-        poll: Where its socket is waited for.
-        answered: Is told each answer, None where none came in time.
+        settings: The section [gate].
+        poll: The epoll that waits for its socket.
+        answered: Called with each reply line; with None if none came in time.
     """
 
     def __init__(self, settings: GateSettings, poll: select.epoll, answered: Answered) -> None:
@@ -218,7 +230,7 @@ class Asking:
         self._try_at = 0.0
 
     def pass_on(self, peer: Peer, ask: Submit) -> None:
-        """Ask the other gate what a plugin has asked."""
+        """Forward a plugin's request to the other gate."""
         if self._peer is None or not self._is_up:
             self._answered(peer, ask, None)
             return
@@ -230,9 +242,9 @@ class Asking:
         self._watch()
 
     def wait_s(self) -> float:
-        """How long nothing has to be done, in seconds."""
+        """Return the seconds until the next time-out or connection attempt."""
         if self._waiting:
-            # They were asked in order, and all have the same time.
+            # Requests are in order and share one time-out, so the first expires first.
             first = next(iter(self._waiting.values()))
             return max(0.0, first[2] - time.monotonic())
         if self._peer is None:
@@ -240,7 +252,7 @@ class Asking:
         return _WAIT_S
 
     def turn(self) -> None:
-        """Give up what is late, connect again where the connection is gone."""
+        """Answer overdue requests with None; reconnect if the connection is lost."""
         now = time.monotonic()
         for number, (peer, ask, until) in list(self._waiting.items()):
             if until > now:
@@ -255,7 +267,7 @@ class Asking:
             self._connect()
 
     def served(self, mask: int) -> None:
-        """Something has come, or can be sent, on the connection."""
+        """Handle readable or writable events of the connection."""
         if self._peer is None:
             return
         if not self._is_up:
@@ -268,6 +280,7 @@ class Asking:
         self._watch()
 
     def _heard(self, line: bytes) -> None:
+        """Match a reply line with its request, and pass it on."""
         try:
             number = _number(line)
         except msgspec.MsgspecError as error:
@@ -282,6 +295,7 @@ class Asking:
             self._answered(waiting[0], waiting[1], line + b"\n")
 
     def _connect(self) -> None:
+        """Open a TCP connection to the other gate, and start the TLS handshake."""
         from steward.bank.gate.tls import SecurePeer, context_of
 
         self._try_at = time.monotonic() + self._backoff.next_s()
@@ -289,8 +303,8 @@ class Asking:
         try:
             if self._context is None:
                 self._context = context_of(self._settings, serves=False)
-            # An address or a name of /etc/hosts: whatever else resolves slowly delays only
-            # what could not be asked anyway.
+            # An address or a name in /etc/hosts. Slow name resolution delays only requests that
+            # could not be forwarded anyway.
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
             connection = socket.socket(found[0][0], socket.SOCK_STREAM)
             connection.settimeout(self._settings.timeout_ms / 1000)
@@ -308,6 +322,7 @@ class Asking:
         self._shake()
 
     def _shake(self) -> None:
+        """Continue the TLS handshake."""
         import ssl
 
         assert self._peer is not None
@@ -332,6 +347,7 @@ class Asking:
             self._poll.modify(self._peer.fd, select.EPOLLIN | waits)
 
     def _lost(self) -> None:
+        """Close the connection, and answer all waiting requests with None."""
         if self._peer is None:
             return
         if self._is_up:

@@ -1,7 +1,16 @@
-"""Places, changes and gives back holds: in memory, in gate.db, and as facts for others.
+"""SU holds of the gate: place, enlarge, shrink and release them in memory and in gate.db.
 
-Everything here is called within one transaction of the store. Where that fails
-the state in memory is made anew from the database (:meth:`Keeper.load`).
+`Keeper` is the gate's whole state, and the only class that changes it: balances and holds, rules,
+pending changes of jobs, grants and allowances. Its parts:
+
+- `submit` and `modify` decide on plugin requests (`admission.py`) and place the holds;
+- grants let Steward send an approved change once; allowances let one job pass;
+- "extras" are holds for accepted changes that no poll has shown yet;
+- `describe` and `list_possible` compare pending changes with what the queue shows.
+
+Every change also writes a fact to the outbox, for the journal and the ledger. Callers run
+everything within one transaction of the store; if it fails, :meth:`Keeper.load` rebuilds the memory
+from the database. Amounts are micro-SU, times µs since the epoch.
 """
 
 import logging
@@ -50,12 +59,13 @@ from steward.core.events import HoldFact
 log = logging.getLogger(__name__)
 
 _OFFSET: Final = 4
-"""Digits of a het component's number, which Slurm adds to its leader's id for the raw one."""
+"""Maximum number of digits of a het component's offset; Slurm adds it to the leader's id for the
+raw id."""
 UNCONFIRMED_US: Final = 24 * 3600 * 1_000_000
-"""A hold that Slurm never shows lapses then, also where the queue is never looked at."""
+"""Time after which an unconfirmed hold expires, in µs, even if no poll of the queue succeeds."""
 LOOK_MARGIN_US: Final = 5_000_000
-"""slurmctld makes and changes a job a little after its plugin was answered, in µs: since 23.02
-it asks outside its locks."""
+"""Delay after the gate's answer within which slurmctld may still make or change the job, in µs:
+since 23.02 it asks outside its locks."""
 _UNSEEN: Final = (
     "Steward: job {} has just been submitted, and is not seen yet by the bank: "
     "change it in a few seconds"
@@ -65,11 +75,11 @@ _TOO_MANY: Final = (
     "differ too much, so nobody can tell its price now: try again in half a minute"
 )
 _STRANGER: Final = "Steward: permission denied: this job is not yours to change"
-"""All that is told to a sender who has no rights on a job: slurmctld asks before it looks."""
+"""All that a sender without rights on a job is told: slurmctld asks before it checks permission."""
 GRANT_US: Final = 10_000_000
-"""How long a grant waits for slurmctld's question, in µs."""
+"""Time for which a grant waits for slurmctld's request, in µs."""
 ROOTS_US: Final = 15 * 60_000_000
-"""How long a change of root's waits for the poll that shows it, in µs."""
+"""Time for which a change by root waits for the poll that shows it, in µs."""
 _TORN: Final = (
     "Steward: an array is paid by one account: {} cannot be moved to another one by itself"
 )
@@ -81,15 +91,16 @@ REFUSAL: Final = "refusal"
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """A change that Steward is about to send for a user.
+    """A change that the gate approved and Steward is about to send for a user.
 
     Attributes:
-        jobs: How the command names the jobs.
-        job: What is to change.
-        until_us: Until when slurmctld's question may consume it, µs since the epoch.
+        jobs: The jobs as the command names them.
+        job: The requested change.
+        until_us: Expiry of the grant, µs since the epoch; until then slurmctld's request may
+            consume it.
         is_started: Whether the job had started.
-        restarts: How often the job was requeued before the run that the change is for.
-        extras: Ids of the holds that were placed for it alone.
+        restarts: Restart count of the run that the change is for.
+        extras: Ids of the holds placed for this change alone.
     """
 
     jobs: str
@@ -101,18 +112,18 @@ class Grant(msgspec.Struct, frozen=True):
 
 
 class Overdrawn(BankError):
-    """What was decided would have taken an account below its means: it is not done."""
+    """A hold that would make an account's available SU negative; nothing was placed."""
 
 
 class Keeper:
-    """The state of the gate, and the only one that changes it.
+    """The gate's state: balances, holds, rules, grants and allowances; all changes go through it.
 
-    Of what a user wrote nothing can fail once a first row is written: it is bound with that.
+    All texts that a user wrote are bounded before the first row is written, so none can fail later.
 
     Args:
-        store: Its database.
-        ground: Settings, rules and pictures.
-        secret: What tokens are made with.
+        store: The database gate.db.
+        ground: Settings, rules and cluster models.
+        secret: The key of the tokens.
     """
 
     def __init__(self, store: Store, ground: Ground, secret: bytes) -> None:
@@ -125,13 +136,14 @@ class Keeper:
         self.settled = 0
         self._polled_us: dict[str, int] = {}
         self._extras: dict[str, dict[str, str]] = {}
-        """Holds for changes that no poll has shown: ids by the job's own hold and by payer."""
+        """Holds for changes that no poll has shown: their ids by the job's own hold and by
+        payer."""
         self._grants: dict[tuple[str, int], Grant] = {}
         self._allowances: dict[tuple[str, int], Allowance] = {}
         self.load()
 
     def load(self) -> None:
-        """Make the state in memory anew from the database."""
+        """Rebuild the state in memory from the database."""
         self.purses = Purses()
         self.deciding = Deciding(self.purses, self.ground, self.doubts)
         position = self.store.number("position")
@@ -153,7 +165,7 @@ class Keeper:
     # Decisions
 
     def submit(self, ask: Submit, user: str, now_us: int, *, is_lenient: bool) -> Said:
-        """Decide on a new job, and hold for it."""
+        """Decide on a new job, and place its hold."""
         job = ask.job
         decision = self.deciding.submit(
             ask.cluster, job, user, now_us, secret=self.secret, is_lenient=is_lenient
@@ -184,11 +196,11 @@ class Keeper:
     def modify(self, ask: Submit, user: str, now_us: int, *, is_lenient: bool) -> Said:
         """Decide on a change to a job, whoever sends it.
 
-        The next poll prices a job that has no hold.
+        A job without a hold is priced at the next poll.
 
         Args:
             ask: The change, and the uid that sends it.
-            user: That uid's name; "" where nobody knows it.
+            user: That uid's name; "" if unknown.
             now_us: The time, µs since the epoch.
             is_lenient: As in :meth:`Deciding.submit`.
         """
@@ -234,7 +246,7 @@ class Keeper:
             )
         decision = min(decisions, key=_by_refusal_and_cost)
         if decision.ok:
-            # One that is refused again and again must not keep the polls from settling it.
+            # A change that is rejected repeatedly must not keep polls from settling the job.
             self._mark_changed(hold, now_us)
             if not is_known and not is_many:
                 self.store.put_changes(hold, changes)
@@ -243,9 +255,9 @@ class Keeper:
         return Said(v=VERSION, ok=decision.ok, say=decision.say, id=ask.id)
 
     def _pass(self, key: tuple[str, int], by: int, now_us: int) -> str:
-        """Why a change passes whatever the account has; "" where it does not.
+        """Return why a change passes whatever the account has; "" if it does not.
 
-        What root changes passes at the next poll, too.
+        A change by root also passes the next poll.
         """
         if by == 0:
             until_us = now_us + ROOTS_US
@@ -261,13 +273,13 @@ class Keeper:
     def grant(self, ask: Submit, user: str, restarts: int, now_us: int) -> Said:
         """Decide on a change that Steward is about to send for a user.
 
-        The hold is placed now. slurmctld's question about the same change, which comes from
-        SlurmUser, consumes the grant; one that stays unconsumed gives its hold back.
+        The hold is placed now. slurmctld's request about the same change, which comes from
+        SlurmUser, consumes the grant. An unconsumed grant releases its hold.
 
         Args:
-            ask: The change, as from the user.
-            user: The user's name; "" where nobody knows it.
-            restarts: How often the job was requeued before the run that the change is for.
+            ask: The change, as if the user sent it.
+            user: The user's name; "" if unknown.
+            restarts: Restart count of the run that the change is for.
             now_us: The time, µs since the epoch.
         """
         key = (ask.cluster, _job_id(ask))
@@ -275,7 +287,7 @@ class Keeper:
         is_first = not self.extras(hold)
         said = self.modify(ask, user, now_us, is_lenient=False)
         if said.ok and hold is not None:
-            # What is held for an earlier change, too, outlives the grant.
+            # Holds that an earlier change also needs outlive the grant.
             extras = frozenset(one.id for one in self.extras(hold)) if is_first else frozenset()
             until_us = now_us + GRANT_US
             self._grants[key] = Grant(
@@ -284,17 +296,17 @@ class Keeper:
         return said
 
     def expire_grant(self, key: tuple[str, int], restarts: int, now_us: int) -> None:
-        """Give back what the grant of a job holds if Slurm shows a later run than it is for.
+        """End a job's grant if Slurm shows a later run than it is for; release its holds.
 
-        An array's tasks share the grant: a later run of any of them ends it, and slurmctld's
-        question is decided on anew.
+        An array's tasks share the grant: a later run of any task ends it, and the gate decides on
+        slurmctld's next request anew.
         """
         grant = self._grants.get(key)
         if grant is not None and restarts > grant.restarts:
             self._drop_grant(key, now_us, why="its grant was for an earlier run")
 
     def expire_grants(self, now_us: int) -> None:
-        """Give back what grants hold that nobody consumed, and drop allowances that ended."""
+        """Release the holds of expired grants, and drop expired allowances."""
         for key, grant in list(self._grants.items()):
             if grant.until_us <= now_us:
                 self._drop_grant(key, now_us, why="its grant was not consumed")
@@ -307,7 +319,7 @@ class Keeper:
             self.give_back(self.purses.holds[name], now_us, why=why)
 
     def _consume_grant(self, key: tuple[str, int], ask: Submit, now_us: int) -> bool:
-        """Whether SlurmUser sends a change that was granted; it is granted once."""
+        """Consume the grant that SlurmUser's request matches; return True if there was one."""
         grant = self._grants.get(key)
         hold = self.purses.by_job.get(key)
         if (
@@ -324,11 +336,11 @@ class Keeper:
         return True
 
     def allow(self, allowance: Allowance) -> None:
-        """Let a job pass until a time, whatever its account has: it is charged all the same."""
+        """Let a job pass until a given time, whatever its account has; it is still charged."""
         key = (allowance.cluster, allowance.job_id)
         before = self._allowances.get(key)
         if before is not None and allowance.is_once and not before.is_once:
-            return  # an operator's lasts longer than a change of root's
+            return  # an operator's allowance outlasts one for a single change by root
         self._allowances[key] = allowance
         self.store.put_allowance(allowance)
         if not allowance.is_once:
@@ -339,7 +351,7 @@ class Keeper:
             )
 
     def allowance(self, key: tuple[str, int], now_us: int) -> Allowance | None:
-        """The allowance of a job by cluster and id; None where it has none, or it ended."""
+        """Return a job's allowance by cluster and id; None if it has none or it expired."""
         found = self._allowances.get(key)
         return found if found is not None and found.until_us > now_us else None
 
@@ -348,7 +360,7 @@ class Keeper:
             self.store.drop_allowance(*key)
 
     def _is_torn(self, ask: Submit, hold: Open, quote: Quote | None) -> bool:
-        """Whether a single task of an array is to be paid by another account than the others."""
+        """Return True if a change would charge one array task to another account than the rest."""
         if "_" not in ask.jobs or ask.job.account.lower() in ("", hold.account):
             return False
         partition = ask.job.partition or (quote.partition if quote else "")
@@ -360,13 +372,13 @@ class Keeper:
         return "gate" in modes and not is_exempt
 
     def extras(self, hold: Open | None) -> list[Open]:
-        """What is held for changes of a job that no poll has shown."""
+        """List the holds for a job's changes that no poll has shown."""
         names = self._extras.get(hold.id, {}).values() if hold is not None else ()
         return [self.purses.holds[name] for name in sorted(names) if name in self.purses.holds]
 
     @contextmanager
     def without_extras(self, hold: Open | None) -> Iterator[list[Open]]:
-        """For a decision on a job leave out what is held for changes that are not seen yet.
+        """Leave out the holds for unconfirmed changes while deciding on a job.
 
         Slurm asks once for each record of an array, and users change their minds.
         """
@@ -380,11 +392,11 @@ class Keeper:
                 self.purses.add(extra)
 
     def _ask_more(self, hold: Open, decisions: Iterable[Decision], now_us: int) -> None:
-        """Hold what a change costs beside what is held until a poll shows the change.
+        """Hold the extra cost of a change until a poll shows it.
 
-        Slurm may yet refuse the update, and asks before it looks whose job it is: the job's
-        own hold stays as it is until then, and what the update adds is voided like any hold
-        whose job is never shown. The dearest decision of each payer is held for.
+        Slurm may still reject the update, and asks before it checks permission. So the job's own
+        hold stays unchanged until then, and the extra hold is voided like that of a job that is
+        never shown. For each payer the most expensive decision counts.
         """
         dearest: dict[str, Decision] = {}
         for decision in decisions:
@@ -397,7 +409,7 @@ class Keeper:
         for payer, decision in dearest.items():
             extra = self.purses.holds.get(extras.get(payer, ""))
             if extra is not None and extra.amount >= _placing(decision).amount:
-                # Slurm may have refused this change, and not the one before it.
+                # Slurm may have rejected this change, but not the one before it.
                 extra.created_us = now_us
                 self.store.update(extra)
                 continue
@@ -410,9 +422,9 @@ class Keeper:
             extras[payer] = extra.id
 
     def _may_be_new(self, ask: Submit, user: str) -> bool:
-        """Whether the job may be one that has just been submitted, and is the sender's to change.
+        """Return True if the job may be a new one that the sender may change.
 
-        What it was let in with is not known by its number, so no change can be judged.
+        The gate does not know a new job's number yet, so it cannot judge a change.
         """
         if ask.by <= 0:
             return False
@@ -426,18 +438,18 @@ class Keeper:
         return False
 
     def _is_bound(self, hold: Open) -> bool:
-        """Whether the bank may refuse a hold's job, and its user is not exempt."""
+        """Return True if the bank may reject a hold's job, and its user is not exempt."""
         is_exempt = self.ground.is_exempt(hold.cluster, hold.uid, hold.user)
         return self.is_enforced(hold) and not is_exempt
 
     def is_enforced(self, hold: Open) -> bool:
-        """Whether a hold's job is one that the bank may refuse."""
+        """Return True if the bank may reject a hold's job (mode ``gate``)."""
         quote = self.store.covered(hold)[0]
         partition = quote.partition if quote else ""
         return self.ground.mode(hold.cluster, partition, hold.account) == "gate"
 
     def lessen_extras(self, extras: Iterable[Open], placing: Placing, now_us: int) -> None:
-        """Take off the holds for changes what the job's own hold is to get now."""
+        """Reduce the holds for changes by what the job's own hold gets now."""
         for extra in extras:
             if extra.payer != placing.payer:
                 continue
@@ -449,31 +461,31 @@ class Keeper:
                 self.give_back(extra, now_us, why="the queue shows the change")
 
     def _mark_changed(self, hold: Open, now_us: int) -> None:
-        """Note that the gate passed a change of a job."""
+        """Record that the gate accepted a change of a job."""
         hold.changed_us = now_us
         self.purses.changed[hold.id] = hold
         self.store.update(hold)
 
     def note_poll(self, cluster: str, began_us: int) -> None:
-        """Note that all of a poll's jobs were confirmed and covered."""
+        """Record that all jobs of a poll were confirmed and covered."""
         self._polled_us[cluster] = max(began_us, self._polled_us.get(cluster, 0))
 
     def is_settled(self, hold: Open) -> bool:
-        """Whether a poll began after a job's last change."""
+        """Return True if a poll began after a job's last change."""
         polled_us = self._polled_us.get(hold.cluster, 0) - LOOK_MARGIN_US
         return not hold.changed_us or hold.changed_us < polled_us
 
     def describe(
         self, hold: Open, job: Description, quote: Quote | None, tasks: tuple[Description, ...]
     ) -> bool:
-        """Replace what is known of a job by what the queue shows, once it shows the last change.
+        """Replace a job's description by what the queue shows, once it shows the last change.
 
-        The amount stays. An array's hold is of all of its tasks, and the queue shows those that
-        are left.
+        The amount stays. An array's hold covers all of its tasks; the queue shows the remaining
+        ones.
 
         Args:
             hold: The job's hold.
-            job: Its description in the queue.
+            job: The job's description in the queue.
             quote: Its quote; None if it cannot be priced.
             tasks: Descriptions of an array's tasks that differ from it.
 
@@ -496,7 +508,7 @@ class Keeper:
         ]
         kept, of_tasks = [], set()
         if before is not None:
-            # Slurm computes what the queue shows: requests stay as far as they fit it.
+            # Slurm computes what the queue shows: keep the requests that match it.
             kept = self._match_queue(hold, before, known, shown)
             kept += self._list_unshown(before, known, shown)
             of_tasks = list_task_descriptions(before, known)
@@ -526,7 +538,7 @@ class Keeper:
         return True
 
     def list_possible(self, hold: Open, claim: Claim) -> list[Description]:
-        """List what a job may be that the queue cannot show.
+        """List requests that a job may have but the queue cannot show.
 
         slurmctld may apply part of an update that it rejects, and squeue shows a waiting array
         task like its array.
@@ -548,7 +560,7 @@ class Keeper:
     def _list_unshown(
         self, before: Description, changes: Changes, shown: Sequence[Description]
     ) -> list[Description]:
-        """List what the queue shows with requests that it does not show, where it has any."""
+        """List what the queue shows, completed by requests that it does not show."""
         asked = list_shown_descriptions(before, changes)
         known_nodes = max(job.min_nodes or 1 for job in (before, *changes.tasks))
         found = {
@@ -561,7 +573,7 @@ class Keeper:
     def _match_queue(
         self, hold: Open, before: Description, changes: Changes, shown: Sequence[Description]
     ) -> list[Description]:
-        """List the requests that the queue would show like this, with the time limits it shows."""
+        """List the known requests that match what the queue shows, with the shown time limits."""
         found: list[Description] = []
         for asked in list_shown_descriptions(before, changes):
             try:
@@ -576,6 +588,7 @@ class Keeper:
         return found
 
     def _comment(self, job: Description, hold: Open) -> str:
+        """Return a job's admin_comment with the token of its hold."""
         made = token.make(
             self.secret,
             hold.id,
@@ -588,13 +601,13 @@ class Keeper:
         return f"{token.without(job.admin_comment)} {made}".lstrip()
 
     def _note(self, ask: Submit, decision: Decision, now_us: int, *, passed: str = "") -> None:
-        """Keep what was refused, or would have been; say it aloud where a rate is missing.
+        """Record a rejection, real or in mode observe; log an error if a rate is missing.
 
         Args:
             ask: The request.
-            decision: What was decided.
+            decision: The decision on it.
             now_us: The time, µs since the epoch.
-            passed: Why it passed although it would have been refused; "" otherwise.
+            passed: Why it passed although it would have been rejected; "" otherwise.
         """
         if decision.is_alarming:
             log.error("cluster %s: %s", ask.cluster, decision.short)
@@ -623,6 +636,7 @@ class Keeper:
     # Holds
 
     def _new(self, cluster: str, decision: Decision, now_us: int) -> Open:
+        """Make a hold from a decision, without storing it."""
         placing = _placing(decision)
         return Open(
             number=self.store.next_number(),
@@ -639,6 +653,7 @@ class Keeper:
         )
 
     def _place(self, hold: Open, decision: Decision, now_us: int, *, why: str) -> None:
+        """Add a decided hold to memory and database; undo the former if the latter fails."""
         placing = _placing(decision)
         self.purses.add(hold)
         try:
@@ -651,14 +666,17 @@ class Keeper:
     def put_down(
         self, hold: Open, quote: Quote | None, job: Description | None, now_us: int, *, why: str
     ) -> None:
-        """Write a new hold down, and tell of it."""
+        """Write a new hold to the database, and a fact to the outbox."""
         self.store.insert(hold, quote, job)
         self.tell(PLACED, hold, hold.amount, now_us, why=why)
 
     def _enlarge(
         self, hold: Open, decision: Decision, now_us: int, *, why: str, is_whole: bool = False
     ) -> None:
-        """Hold what was decided. ``is_whole``: the job's description is of what is left of it."""
+        """Enlarge a hold as decided.
+
+        ``is_whole``: the job's description covers only the remaining tasks.
+        """
         placing = _placing(decision)
         before = (hold.account, hold.remaining, hold.shares, hold.amount)
         if placing.is_moved:
@@ -684,7 +702,7 @@ class Keeper:
             raise
 
     def _prove(self, decision: Decision, now_us: int) -> None:
-        """What the gate let in must leave balance + credit - holds at nought or more."""
+        """Raise Overdrawn if an accepted hold makes balance + credit limit - holds negative."""
         if not decision.is_bound:
             return
         payer = _placing(decision).payer
@@ -697,7 +715,7 @@ class Keeper:
             )
 
     def shrink(self, hold: Open, remaining: int) -> None:
-        """A hold needs no more than this."""
+        """Reduce a hold to this remainder."""
         shares = self.purses.less(hold, hold.remaining - remaining)
         self.purses.resize(hold, remaining, shares)
         self.store.update(hold)
@@ -705,7 +723,7 @@ class Keeper:
     def give_back(
         self, hold: Open, now_us: int, *, why: str, kind: str = RELEASED, amount: int | None = None
     ) -> int:
-        """A hold is over; what remained of it, micro-SU."""
+        """Release or settle a hold; return its remainder, micro-SU."""
         for extra in self.extras(hold):
             self.give_back(extra, now_us, why=why)
         remained = hold.remaining
@@ -720,7 +738,7 @@ class Keeper:
         return remained
 
     def tell(self, kind: str, hold: Open, amount: int, now_us: int, *, why: str) -> None:
-        """Put a fact into the outbox."""
+        """Write a fact about a hold to the outbox."""
         fact = HoldFact(
             hold=hold.id,
             account=hold.account,
@@ -745,7 +763,7 @@ class Keeper:
         is_started: bool,
         first_submit_us: int,
     ) -> Open:
-        """Hold for a job that is in the queue already."""
+        """Place the hold of a job that is in the queue already."""
         hold = self._new(cluster, decision, now_us)
         hold.origin = "queue"
         hold.job_id = job_id
@@ -756,12 +774,12 @@ class Keeper:
         return hold
 
     def enlarge_decided(self, hold: Open, decision: Decision, now_us: int) -> None:
-        """Hold more for a job that is in the queue."""
+        """Enlarge the hold of a job that is in the queue."""
         self._enlarge(hold, decision, now_us, why="found in the queue", is_whole=True)
 
 
 def _job_id(ask: Submit) -> int:
-    """The raw id that a change is about: of a het job's component, ``7+1``, its own."""
+    """Return the raw job id of a change; for a het component ``7+1`` its own id."""
     leader, _, offset = ask.jobs.partition("+")
     is_component = leader.isdecimal() and offset.isdecimal() and len(offset) <= _OFFSET
     return ask.job.job_id + int(offset) if is_component else ask.job.job_id
@@ -777,7 +795,7 @@ def _get_unshown_nodes(asked: Description, known_nodes: int, changes: Changes) -
 
 
 def _by_refusal_and_cost(decision: Decision) -> tuple[bool, int]:
-    """Sorts what is refused first, then what costs most."""
+    """Return a sort key: rejections first, then the most expensive."""
     return decision.ok, -decision.quote.amount if decision.quote is not None else 0
 
 

@@ -1,4 +1,14 @@
-"""Answers the submit plugin: by a decision where the gate may decide, by the policy where not."""
+"""Answers to the submit plugin: the gate's decision, or the outage policy if it may not decide.
+
+`read` and `written` convert JSON lines. `Answering` answers one request with the help of:
+
+- `CpuLimits`: CPU time that each user's requests may take;
+- `Names`: user names by uid, resolved in a thread;
+- `Right`: whether this gate may decide (balances known, lease held, holds complete);
+- `Counting`: counters for the gate's status.
+
+`server.py` calls `Answering.answer` within one transaction of gate.db.
+"""
 
 import logging
 import os
@@ -18,12 +28,13 @@ from steward.core.sqlite import SqliteError, SqliteUnavailable, translated
 from steward.slurm.users import People
 
 QUESTION_NS: Final = 5_000_000
+"""CPU time that one request may take, in ns."""
 USER_NS: Final = 100_000_000
-"""In each second: a tenth of the gate."""
+"""CPU time that one user may take in each second, in ns: a tenth of the gate."""
 
 
 class CpuLimits:
-    """CPU time that each user took in the present second.
+    """CPU time that each user took in the current second.
 
     Args:
         clock: Monotonic clock, in seconds.
@@ -36,7 +47,7 @@ class CpuLimits:
         self._het_ns: dict[int, int] = {}
 
     def is_exceeded(self, uid: int) -> bool:
-        """Whether a user took all that is theirs in this second."""
+        """Return True if a user took all CPU time of this second."""
         second = int(self._clock())
         if second != self._second:
             self._second = second
@@ -45,25 +56,28 @@ class CpuLimits:
         return self._taken_ns.get(uid, 0) >= USER_NS
 
     def budget(self, uid: int, *, is_het: bool) -> Budget:
-        """What a user's question may take; of a component what the others have left."""
+        """Return the CPU budget of a request; het components share one budget."""
         taken_ns = self._het_ns.get(uid, 0) if is_het else 0
         return Budget(max(0, QUESTION_NS - taken_ns))
 
     def add(self, uid: int, ns: int, *, is_het: bool) -> None:
-        """Count what a user's question took."""
+        """Count the CPU time of a user's request."""
         self._taken_ns[uid] = self._taken_ns.get(uid, 0) + ns
         if is_het:
             self._het_ns[uid] = self._het_ns.get(uid, 0) + ns
 
 
 _KNOWN_S: Final = 600.0
+"""Time for which a resolved name is kept, in seconds."""
 _UNKNOWN_S: Final = 5.0
-"""A directory service that is away for a moment is no reason to refuse somebody for long."""
+"""Time for which an unresolved name is kept, in seconds. Short: a directory service that is briefly
+unavailable must not cause long rejections."""
 _MOST: Final = 100_000
+"""Maximum number of cached names."""
 
 
 class Names:
-    """User names by uid, resolved by a thread beside the deciding thread.
+    """User names by uid, resolved in a thread beside the deciding one.
 
     Args:
         wait_s: Longest time that a decision waits for a name, in seconds.
@@ -81,7 +95,7 @@ class Names:
         self._thread: threading.Thread | None = None
 
     def user(self, uid: int) -> str:
-        """The user's name; "" where it does not resolve, or not soon enough."""
+        """Return a user's name; "" if it does not resolve, or not soon enough."""
         known = self._known.get(uid)
         if known is not None and self._clock() < known[1]:
             return known[0]
@@ -99,6 +113,7 @@ class Names:
         return found[0] if found is not None else ""
 
     def _ask(self) -> None:
+        """Resolve requested uids, in the thread."""
         people = People()
         while True:
             uid, event = self._wanted.get()
@@ -107,7 +122,7 @@ class Names:
             lasts_s = _KNOWN_S if name else _UNKNOWN_S
             known = self._known.get(uid)
             if not name and known is not None:
-                name = known[0]  # nobody loses a name for as long as Steward runs
+                name = known[0]  # a known name is kept as long as Steward runs
             self._known[uid] = (name, self._clock() + lasts_s)
             self._asked.pop(uid, None)
             event.set()
@@ -133,10 +148,11 @@ _TOO_OFTEN: Final = (
     "lists, and try again in a second"
 )
 _SAY_AGAIN_S: Final = 60.0
+"""Time between two log messages about the same condition, in seconds."""
 
 
 class Right:
-    """Whether this gate may decide: it knows the books, and nobody else decides.
+    """The right of this gate to decide: it knows the balances, and no other gate decides.
 
     Args:
         settings: The configuration.
@@ -150,25 +166,25 @@ class Right:
         self._lease_until = 0.0
         self.books_at_us = 0
         self.asked_at_us = 0
-        """When a plugin asked last, as far as that was written down."""
+        """When a plugin last asked, as last written to the database."""
         self.fence = 0
         self.is_ready = False
-        """Whether the holds are all there."""
+        """Whether all holds are known."""
 
     def heard(self) -> None:
-        """The ledger has said something."""
+        """Record that the ledger was heard from."""
         self._books_at = time.monotonic()
         self.books_at_us = time.time_ns() // 1000
 
     @property
     def has_books(self) -> bool:
-        """Whether the ledger has said anything since this gate began."""
+        """Return True if the ledger was heard from since this gate began."""
         return bool(self._books_at)
 
     def lease(self, fence: int, valid_s: float) -> bool:
-        """It was given the right, or lost it; whether it is new here.
+        """Grant or revoke the lease; return True if it is new here.
 
-        A lease that is older than the last is not one any more.
+        A lease with a lower fence than the last one is ignored.
         """
         if fence < self.fence:
             return False
@@ -179,13 +195,13 @@ class Right:
 
     @property
     def has_lease(self) -> bool:
-        """Whether nobody else decides, so that this gate may."""
+        """Return True if no other gate decides."""
         if self._needs_lease:
             return time.monotonic() < self._lease_until
         return not self._asks
 
     def why_not(self) -> str:
-        """What speaks against deciding, the ledger's absence aside; "" for nothing."""
+        """Return why the gate may not decide, apart from the ledger's absence; "" if it may."""
         if not self.has_lease:
             return "another gate has the right to decide"
         if not self.is_ready:
@@ -194,12 +210,12 @@ class Right:
 
     @property
     def is_alone(self) -> bool:
-        """Whether the ledger has been away for longer than may be."""
+        """Return True if the ledger has been unavailable for too long."""
         return not self._books_at or time.monotonic() - self._books_at > self._lasts_s
 
 
 class Counting:
-    """Counts what was answered; see ``shapes.Tally``."""
+    """Counters of answers; see ``requests.Tally``."""
 
     __slots__ = ("allowed", "by_policy", "refused", "slowest_us", "spent_us")
 
@@ -208,7 +224,7 @@ class Counting:
         self.spent_us = self.slowest_us = 0
 
     def add(self, said: list[Said], took_us: int) -> None:
-        """Count answers that were given together, each of which took so long."""
+        """Count answers that were given together; each took this long, in µs."""
         allowed = sum(one.ok for one in said)
         self.allowed += allowed
         self.refused += len(said) - allowed
@@ -216,7 +232,7 @@ class Counting:
         self.slowest_us = max(self.slowest_us, took_us)
 
     def tally(self) -> Tally:
-        """What was counted."""
+        """Return the counts."""
         return Tally(
             allowed=self.allowed,
             refused=self.refused,
@@ -227,13 +243,13 @@ class Counting:
 
 
 class Answering:
-    """Answers requests, many in one transaction.
+    """Answers requests of submit plugins by decision or by outage policy.
 
     Args:
         keeper: The gate's state.
-        right: Whether it may decide.
+        right: Whether this gate may decide.
         names: User names by uid. If None, the gate resolves them on this host.
-        limits: CPU time that each user has taken. None if nobody has taken any yet.
+        limits: CPU time that each user has taken. If None, it starts at 0.
     """
 
     def __init__(
@@ -252,14 +268,14 @@ class Answering:
         self._said: dict[str, float] = {}
 
     def user(self, cluster: str, uid: int) -> str:
-        """A user's name, by the cluster's picture or by this host."""
+        """Return a user's name from the cluster's model, or as this host resolves it."""
         return self._keeper.ground.user_of(cluster, uid) or self._names.user(uid)
 
     def answer(self, ask: Submit, now_us: int, read_ns: int = 0) -> Said:
-        """Decide within a transaction of the store, and within the asker's CPU time.
+        """Decide within a transaction of the store, and within the sender's CPU budget.
 
         Args:
-            ask: The question.
+            ask: The request.
             now_us: The time, µs since the epoch.
             read_ns: CPU time that reading it took.
 
@@ -282,10 +298,11 @@ class Answering:
             self._limits.add(uid, read_ns + time.thread_time_ns() - began_ns, is_het=is_het)
 
     def _is_slurms(self, uid: int) -> bool:
-        """Whether a question comes from root or SlurmUser, who work for all users, or nobody."""
+        """Return True for root and SlurmUser, who act for all users, and for an unknown sender."""
         return uid in (-1, 0, os.geteuid())
 
     def _say_exceeded(self, cluster: str, uid: int) -> None:
+        """Log that a user exceeds the CPU limit, at most once a minute."""
         if self._is_news(f"cpu {uid}"):
             log.warning(
                 "cluster %s: uid %d takes more than a tenth of the gate, and is refused until "
@@ -294,7 +311,7 @@ class Answering:
             )
 
     def _too_long(self, ask: Submit) -> Said:
-        """Refuse a question whose texts the plugin had to cut, whatever the policy."""
+        """Reject a request whose texts the plugin had to cut, whatever the policy."""
         if ask.by == 0:
             return Said(v=VERSION, ok=True, id=ask.id)
         what = OPTIONS.get(ask.oversize, ask.oversize[:80])
@@ -309,13 +326,13 @@ class Answering:
     def _answer(self, ask: Submit, now_us: int) -> Said:
         """Decide, within a transaction of the store.
 
-        A user wrote the request: whatever it breaks that nobody has thought of, it is
-        refused alone.
+        A user wrote the request: if it triggers an unforeseen error, the gate rejects only this
+        request.
 
         Raises:
-            SqliteUnavailable: Nothing can be written down now.
-            SqliteError: The same, or a part of what it needs was written before it failed, so
-                that none of the transaction may stay.
+            SqliteUnavailable: The database cannot be written now.
+            SqliteError: The same, or the request failed after a part was written, so that the
+                transaction must be rolled back.
         """
         why = self._right.why_not() or self._why_not(ask.cluster)
         if why:
@@ -345,6 +362,7 @@ class Answering:
         return self._refused(ask, _STRANGE)
 
     def _decided(self, ask: Submit, now_us: int, *, is_lenient: bool) -> Said:
+        """Let the keeper decide on a submit or a change."""
         if ask.op == "modify":
             self._name(ask)
             sender = self.user(ask.cluster, ask.by) if ask.by > 0 else ""
@@ -353,13 +371,13 @@ class Answering:
         return self._keeper.submit(ask, user, now_us, is_lenient=is_lenient)
 
     def _name(self, ask: Submit) -> None:
-        """Look the user of a job up that was let in when nobody knew the name."""
+        """Look up the user of a job that was accepted before the name was known."""
         hold = self._keeper.purses.by_job.get((ask.cluster, ask.job.job_id))
         if hold is not None and not hold.user and hold.uid >= 0:
             hold.user = self.user(ask.cluster, hold.uid)
 
     def _refused(self, ask: Submit, say: str) -> Said:
-        """What is wrong with one request is no reason to let it in."""
+        """Reject a faulty request in mode ``gate``; accept it otherwise, or if exempt."""
         ground, job = self._keeper.ground, ask.job
         partition, account, user = self._about(ask)
         mode = ground.mode(ask.cluster, partition, account)
@@ -367,12 +385,12 @@ class Answering:
         return Said(v=VERSION, ok=is_ok, say="" if is_ok else say, id=ask.id)
 
     def say_strange(self, cluster: str, error: BaseException) -> None:
-        """Log once in a while that there are requests that nobody can decide on."""
+        """Log, once in a while, an unforeseen error in a request."""
         if self._is_news(type(error).__name__):
             log.error("cluster %s: a request cannot be decided on", cluster, exc_info=error)
 
     def _about(self, ask: Submit) -> tuple[str, str, str]:
-        """Partition, account and user of a request, as far as they are known."""
+        """Return partition, account and user of a request, as far as they are known."""
         job = ask.job
         hold = self._keeper.purses.by_job.get((ask.cluster, job.job_id)) if job.job_id else None
         if ask.op == "modify" and hold is not None:
@@ -382,7 +400,7 @@ class Answering:
         return job.partition, self._keeper.ground.account_of(ask.cluster, job, user), user
 
     def by_policy(self, ask: Submit) -> Said:
-        """What the site wants where nobody can decide."""
+        """Answer by the outage policy."""
         if ask.oversize:
             return self._too_long(ask)
         self.counting.by_policy += 1
@@ -391,7 +409,7 @@ class Answering:
             is_ok = ground.policy(ask.cluster, ask.job.partition) == "allow"
             return Said(v=VERSION, ok=is_ok, say="" if is_ok else _AWAY, id=ask.id)
         is_ok = ground.policy(ask.cluster, self._about(ask)[0]) == "allow" or (
-            # The plugin's own policy lets root and SlurmUser do as they will, too.
+            # The plugin's own policy accepts root and SlurmUser, too.
             ask.by >= 0 and ground.is_exempt(ask.cluster, ask.by, self.user(ask.cluster, ask.by))
         )
         return Said(v=VERSION, ok=is_ok, say="" if is_ok else _NO_CHANGES, id=ask.id)
@@ -406,7 +424,7 @@ class Answering:
             log.warning("jobs of cluster %s are answered by the policy: %s", cluster, why)
 
     def _is_news(self, what: str) -> bool:
-        """Whether something was not logged within the last minute: jobs come by the thousand."""
+        """Return True if a condition was not logged within the last minute."""
         now = time.monotonic()
         if now - self._said.get(what, -_SAY_AGAIN_S) < _SAY_AGAIN_S:
             return False
@@ -419,11 +437,11 @@ _said = msgspec.json.Encoder().encode
 
 
 def read(line: bytes) -> Submit | None:
-    """A request; None for what is none of this version's."""
+    """Decode a plugin's request; return None if it is malformed or of another version."""
     try:
         ask = _submit(line)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        # The plugin then applies its policy: it knows more of the job than this line says.
+        # The plugin then applies its policy: it knows more about the job than this line says.
         log.warning("a request of the submit plugin cannot be read: %s", error)
         return None
     if ask.v != VERSION:
@@ -433,5 +451,5 @@ def read(line: bytes) -> Submit | None:
 
 
 def written(said: Said) -> bytes:
-    """An answer as it goes over the wire."""
+    """Encode an answer as a line."""
     return _said(said) + b"\n"

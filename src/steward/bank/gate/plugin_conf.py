@@ -1,7 +1,7 @@
-"""The file that the submit plugin reads: where the gate is, and what holds while it is not.
+"""Configuration file of the submit plugin: the gate's socket, time-out and outage policy.
 
-The plugin reads it again when it changes, so that a site changes its policy
-without a touch of slurm.conf.
+`write` derives the file from Steward's settings. The plugin reads it again whenever it changes, so
+a site changes its policy without touching slurm.conf. `plugins_of` parses JobSubmitPlugins.
 """
 
 import logging
@@ -16,18 +16,18 @@ from steward.core.files import replacing
 log = logging.getLogger(__name__)
 
 PLUGIN: Final = "steward"
-"""What JobSubmitPlugins calls the plugin in C."""
+"""The C plugin's name in JobSubmitPlugins."""
 ASKING_PLUGINS: Final = frozenset({PLUGIN, "lua"})
-"""Names in JobSubmitPlugins that can ask the gate."""
+"""Names in JobSubmitPlugins of plugins that can ask the gate."""
 
 _HEAD: Final = "# Written by 'steward serve' from its configuration: change that.\n"
 
 
 def plugins_of(shown: Mapping[str, str]) -> list[str]:
-    """Return what JobSubmitPlugins names, in its order.
+    """Return the plugins that JobSubmitPlugins names, in its order.
 
     Args:
-        shown: What ``scontrol show config`` shows.
+        shown: Output of ``scontrol show config``, by key.
     """
     text = shown.get("JobSubmitPlugins", "")
     names = [name.strip().removeprefix("job_submit/") for name in text.split(",")]
@@ -35,7 +35,7 @@ def plugins_of(shown: Mapping[str, str]) -> list[str]:
 
 
 def lines_of(settings: Settings, *, is_enforced: bool) -> str:
-    """What the file holds."""
+    """Return the file's text."""
     gate = settings.gate
     lines = [
         f"socket {gate.socket}",
@@ -54,14 +54,14 @@ def lines_of(settings: Settings, *, is_enforced: bool) -> str:
 
 
 def write(settings: Settings, *, is_enforced: bool) -> bool:
-    """Write the file, whole or not at all; whether it could be.
+    """Write the file atomically; return False if it cannot be written.
 
-    It is for everybody to read: slurmctld runs as a user of its own.
+    Everybody may read it: slurmctld runs as another user.
 
     Args:
         settings: The configuration.
-        is_enforced: Whether the mode of any job is ``gate``: where none is, the plugin lets texts
-            pass that are too long, also while the gate is away.
+        is_enforced: Whether the mode of any job is ``gate``. Otherwise the plugin lets overlong
+            texts pass, also while the gate is unavailable.
     """
     path = settings.gate.plugin_conf
     if not path:
@@ -78,19 +78,19 @@ def write(settings: Settings, *, is_enforced: bool) -> bool:
         with replacing(path, 0o644) as file:
             file.write(text.encode())
     except OSError as error:
-        # The plugin goes on with what it read last, or with what is built into it.
+        # The plugin keeps the configuration that it read last, or its built-in one.
         log.error("cannot write %s for the submit plugin: %s", path, error.strerror)
         return False
     return True
 
 
 def open_directory(directory: str) -> None:
-    """Make a directory in which slurmctld finds what is for it, whatever our umask.
+    """Make a directory that slurmctld can enter, whatever Steward's umask.
 
-    One that is there already is left as it is: its owner may want it so.
+    An existing directory keeps its mode: its owner may want it so.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: The directory cannot be made.
     """
     if not os.path.isdir(directory):
         os.makedirs(directory, exist_ok=True)

@@ -1,6 +1,9 @@
-"""What the gate decides by, beside what accounts have: settings, rules, rates, pictures.
+"""Rules that the gate decides by, besides balances: modes, rates, cluster models and roles.
 
-All of it is pushed to it; nothing here asks anybody.
+`Ground` holds the settings and everything that other processes send to the gate: which mode applies
+to a job, what it costs, which account pays, who is exempt, and which outage policy applies. Nothing
+here queries anything. `chosen_mode` finds the mode rule that fits best; `moment` converts
+timestamps.
 """
 
 import os
@@ -20,16 +23,20 @@ from steward.slurm.cluster_model import Picture
 from steward.slurm.times import TimeError, zone_called
 
 DEFAULT_MODE: Final[Mode] = "observe"
-"""Where no rule says anything: all is priced, nothing refused."""
+"""The mode without any rule: jobs are priced, none is rejected."""
 
 _STRICT: Final[tuple[Mode, ...]] = ("gate", "observe", "off")
+"""Modes from the strictest to the least strict."""
 _MOST_MODES: Final = 10_000
+"""Maximum number of cached modes."""
 _LONGEST_KEPT: Final = 256
+"""Maximum length of a cached key's names."""
 _MOST_PARTITIONS: Final = 64
+"""Number of partitions from which a request gets the strictest mode of all."""
 
 
 class Ground:
-    """Settings, and what the gate was told beside the books.
+    """Settings, rules, cluster models and roles that the gate was sent.
 
     Args:
         settings: The configuration.
@@ -56,11 +63,11 @@ class Ground:
         self.slurm_uids = frozenset({0, os.geteuid()})
         """Uids that slurmctld and Steward run as."""
         self.budget = UNLIMITED
-        """CPU time that is left for the question that is being answered."""
+        """CPU time that is left for the current request."""
 
     @contextmanager
     def limited(self, budget: Budget) -> Iterator[None]:
-        """Answer one question within a budget of CPU time."""
+        """Limit the CPU time of the current request."""
         self.budget = budget
         try:
             yield
@@ -68,18 +75,18 @@ class Ground:
             self.budget = UNLIMITED
 
     def put_rules(self, rules: Rules) -> None:
-        """Decide by other modes and rates from now on."""
+        """Replace modes and rates."""
         self.rules = rules
         self._modes.clear()
         self._estimators = {name: self._made(one) for name, one in self.pictures.items()}
 
     def put_picture(self, picture: Picture) -> None:
-        """A cluster looks like this now."""
+        """Replace the model of a cluster."""
         self.pictures[picture.cluster] = picture
         self._estimators[picture.cluster] = self._made(picture)
 
     def put_standing(self, cluster: str, standing: Standing | None) -> None:
-        """Who a cluster's administrators are now."""
+        """Replace a cluster's administrators and coordinators."""
         self._admins[cluster] = standing.admins if standing else frozenset()
         self._coordinators[cluster] = standing.coordinators if standing else {}
 
@@ -88,24 +95,24 @@ class Ground:
         return Estimator(picture, rates, self.bank)
 
     def estimator(self, cluster: str) -> Estimator | None:
-        """What prices a cluster's jobs; None while it has no picture or there are no rules."""
+        """Return a cluster's estimator; None without a cluster model or rules."""
         return self._estimators.get(cluster) if self.rules else None
 
     def quote(self, cluster: str, job: Description, first_submit_us: int) -> Quote:
-        """What a job may cost at the most.
+        """Return the highest cost of a job.
 
         Raises:
-            NoRate: Nothing says what its partition costs.
-            NoEstimate: It cannot be told.
-            KeyError: There is no picture of the cluster; see :meth:`estimator`.
+            NoRate: A partition has no rate.
+            NoEstimate: The job cannot be priced.
+            KeyError: The cluster has no model; see :meth:`estimator`.
         """
         estimator = self._estimators[cluster]
         return estimator.quote(job, moment(first_submit_us), budget=self.budget)
 
     def mode(self, cluster: str, partitions: str, account: str) -> Mode:
-        """How much is enforced; of several partitions the strictest counts."""
+        """Return the mode of a job; of several partitions the strictest counts."""
         if len(partitions) > LONGEST or partitions.count(",") >= _MOST_PARTITIONS:
-            # Of more partitions than these no estimate is made: any may be among them.
+            # So many partitions get no estimate: assume the strictest of all.
             return self.strictest(cluster, account)
         key = (cluster, partitions, account)
         known: Mode | None = self._modes.get(key)
@@ -114,7 +121,7 @@ class Ground:
             modes = {self._mode(cluster, name, account) for name in names.split(",")}
             strictest: Mode = next(mode for mode in _STRICT if mode in modes)
             if len(self._modes) >= _MOST_MODES:
-                # Names are the users' to choose.
+                # Users choose the names, so the cache is bounded.
                 self._modes.clear()
             known = strictest
             if len(partitions) + len(account) <= _LONGEST_KEPT:
@@ -122,7 +129,7 @@ class Ground:
         return known
 
     def strictest(self, cluster: str, account: str) -> Mode:
-        """How much is enforced in the strictest of all partitions."""
+        """Return the strictest mode of all partitions."""
         rules = self.rules.modes if self.rules else ()
         names = {"", *(rule.partition for rule in rules if rule.cluster in ("", cluster))}
         modes = {self._mode(cluster, name, account) for name in names}
@@ -130,7 +137,7 @@ class Ground:
 
     @property
     def is_enforced(self) -> bool:
-        """Whether the mode of any job is ``gate``, or may be while the rules are not known."""
+        """Return True if the mode of any job is ``gate``, or may be while the rules are unknown."""
         if self.rules is None:
             return True
         rules = self.rules.modes
@@ -142,41 +149,41 @@ class Ground:
         return chosen_mode(modes, cluster, partition, account) or DEFAULT_MODE
 
     def chosen(self, cluster: str, account: str) -> Mode | None:
-        """The mode that somebody has set for jobs that name no partition; None for nobody."""
+        """Return the mode set for jobs without a partition; None if no rule sets one."""
         modes = self.rules.modes if self.rules else ()
         return chosen_mode(modes, cluster, self.default_partition(cluster), account)
 
     def default_partition(self, cluster: str) -> str:
-        """Where jobs go that name no partition."""
+        """Return the cluster's default partition; "" if unknown."""
         picture = self.pictures.get(cluster)
         return picture.default_partition if picture else ""
 
     def account_of(self, cluster: str, job: Description, user: str) -> str:
-        """Who is to pay for a job; "" where nothing says so."""
+        """Return the account that pays for a job; "" if none is known."""
         if job.account:
-            # Before anything is known of it, what a user writes is cut to what can be a name.
+            # Cut a user's text to the length of a name before it is used.
             return job.account[:LONGEST].lower()
         picture = self.pictures.get(cluster)
         known = picture.accounts.get(user, "") if picture else ""
         return (known or self.bank.default_account).lower()
 
     def user_of(self, cluster: str, uid: int) -> str:
-        """A user's name as far as the picture shows it; "" otherwise."""
+        """Return a user's name from the cluster's model; "" if it is not there."""
         picture = self.pictures.get(cluster)
         return picture.users.get(uid, "") if picture else ""
 
     def is_slurms(self, uid: int) -> bool:
-        """Whether a uid is one that slurmctld or Steward runs as: SlurmUser, or root."""
+        """Return True for a uid that slurmctld or Steward runs as: SlurmUser or root."""
         return uid in self.slurm_uids
 
     def may_change(self, cluster: str, owner: int, account: str, uid: int, user: str) -> bool:
-        """Whether Slurm lets a uid change a job, by the roles that it last reported.
+        """Return True if Slurm lets a uid change a job, by the roles that it last reported.
 
         Args:
             cluster: The cluster's name.
-            owner: Whose job it is; negative where nobody knows.
+            owner: The job's owner; negative if unknown.
             account: Its account.
-            uid: Who wants to change it; -1 where the plugin does not say.
+            uid: The sender; -1 if the plugin does not say.
             user: That uid's name.
         """
         if uid in (-1, owner) or self.is_slurms(uid):
@@ -187,15 +194,15 @@ class Ground:
         return user in self._exempt or user in self._admins.get(cluster, ()) or user in coordinators
 
     def is_member(self, cluster: str, account: str, user: str) -> bool:
-        """Whether Slurm lets a user's jobs be in an account, as far as that is known."""
+        """Return True if Slurm lets a user use an account, as far as that is known."""
         picture = self.pictures.get(cluster)
         if picture is None or not (picture.enforced and picture.qos):
             return True
-        # slurmdbd has names in lower case unless told otherwise.
+        # slurmdbd stores names in lower case by default.
         return bool({f"{account}/{user}", f"{account}/{user.lower()}"} & picture.qos.keys())
 
     def is_exempt(self, cluster: str, uid: int, user: str) -> bool:
-        """Whether a user's jobs are never refused."""
+        """Return True if a user's jobs are never rejected."""
         return (
             uid == 0
             or user in self._exempt
@@ -203,7 +210,7 @@ class Ground:
         )
 
     def policy(self, cluster: str, partitions: str) -> Policy:
-        """What becomes of a job that cannot be decided on: the strictest of its partitions'."""
+        """Return the outage policy of a job: the strictest of its partitions."""
         policies = {
             (own.policy if own else None) or self.settings.gate.policy
             for name in (partitions[:LONGEST] or self.default_partition(cluster)).split(",")
@@ -212,18 +219,18 @@ class Ground:
         return "deny" if "deny" in policies else "allow"
 
     def zone(self, cluster: str) -> tzinfo:
-        """The zone in which a cluster's users are told times."""
+        """Return the time zone in which a cluster's users see times."""
         picture = self.pictures.get(cluster)
         try:
             return zone_called(picture.zone if picture else "")
         except TimeError:
-            return UTC  # the settings' own check has said that there is no such zone
+            return UTC  # the check of the settings reports an unknown zone
 
 
 def chosen_mode(
     rules: Iterable[ModeRule], cluster: str, partition: str, account: str
 ) -> Mode | None:
-    """The mode that was set by the rule that names most of these; None where none fits."""
+    """Return the mode of the most specific matching rule; None if no rule matches."""
     best = -1
     mode: Mode | None = None
     for rule in rules:
@@ -238,9 +245,10 @@ def chosen_mode(
 
 
 def moment(at_us: int) -> datetime:
-    """A time given in µs since the epoch."""
+    """Convert µs since the epoch to a datetime."""
     return datetime.fromtimestamp(at_us / 1e6, UTC)
 
 
 def _rank(rule: ModeRule) -> int:
+    """Rank a rule by how specific it is: account before partition before cluster."""
     return 4 * bool(rule.account) + 2 * bool(rule.partition) + bool(rule.cluster)

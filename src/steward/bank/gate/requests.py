@@ -1,7 +1,9 @@
-"""What goes over the gate's two sockets, and what the gate tells of itself.
+"""Messages of the gate: what its two sockets carry, one line of JSON each way.
 
-One line of JSON each way. The plugin's requests are :class:`Submit`, answered by
-:class:`Said`; Steward's own processes send :class:`Call` and get :class:`Result`.
+Submit plugins send :class:`Submit` and get :class:`Said`. Steward's own processes send
+:class:`Call` and get :class:`Result`; the bodies of their calls follow (`Seen`, `Claim`, `Settled`,
+...), with the replies (`Covered`, `Verdict`, `Means`, `GateState`, ...) and the facts that the gate
+reports to the journal (`GateFact`). Amounts are micro-SU, times µs since the epoch.
 """
 
 from datetime import datetime
@@ -14,27 +16,29 @@ from steward.bank.records import Books, Description, Hold, Mode, Noun, Quote, Se
 from steward.core.events import HoldFact
 
 VERSION: Final = 1
+"""Version of both protocols; peers of another version are refused."""
 CONTROL_SOCKET: Final = "gate.sock"
-"""Of Steward's own processes, in the state directory."""
+"""Name of the socket for Steward's own processes, in the state directory."""
 LONGEST_REQUEST: Final = 1 << 20
-"""Of the plugin's, in bytes: the most that ``LONGEST_TEXTS`` can become in JSON."""
+"""Maximum length of a plugin's request, in bytes: the most that ``LONGEST_TEXTS`` can become in
+JSON."""
 LONGEST_CALL: Final = 64 << 20
-"""Of Steward's own, in bytes: all accounts at once."""
+"""Maximum length of a call by Steward's own processes, in bytes: all accounts at once."""
 
 
 class Submit(msgspec.Struct, frozen=True, kw_only=True):
-    """What the submit plugin asks, or another gate that passes its question on.
+    """Request of a submit plugin, or of another gate that forwards one.
 
     Attributes:
-        v: The protocol's version.
+        v: Version of the protocol.
         op: ``submit`` for a new job, ``modify`` for a change to one.
         cluster: The cluster's name.
-        job: What is asked for; of a change only what is to change.
-        id: Tells the answers of one connection apart; 0 where there is one answer only.
-        jobs: How a command named the jobs that it changes (``2_3``).
-        by: The uid that submits or changes; -1 where that is not said.
-        oversize: The first text that is longer than the plugin sends, by its field; what
-            was sent of it is its beginning. "" where all is sent.
+        job: The request; of a change only the changed fields.
+        id: Number that matches the reply on a shared connection; 0 if there is one reply only.
+        jobs: The jobs to change as the command names them (``2_3``).
+        by: The uid that submits or changes; -1 if unknown.
+        oversize: The first field whose text is longer than the plugin sends; its text is cut. "" if
+            all texts are complete.
     """
 
     v: int
@@ -48,17 +52,17 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the plugin is answered. Text that is empty is left out and changes nothing.
+    """Reply to a submit plugin. Empty texts are left out and change nothing.
 
     Attributes:
-        v: The protocol's version.
-        ok: Whether the job may be.
-        say: What the user is told, some lines.
-        admin_comment: What the job's is to be, all of it.
-        qos: The QOS it is to have instead.
-        partition: The partition it is to have instead.
-        account: The account it is to have instead.
-        id: As it was asked.
+        v: Version of the protocol.
+        ok: Whether the job or change is accepted.
+        say: Message to the user, some lines.
+        admin_comment: The job's new admin_comment, complete.
+        qos: The QOS that the job gets instead.
+        partition: The partition that the job gets instead.
+        account: The account that the job gets instead.
+        id: The request's id.
     """
 
     v: int
@@ -72,7 +76,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """What one of Steward's own processes asks."""
+    """Request of one of Steward's own processes: an operation's name and its body."""
 
     v: int
     op: str
@@ -80,13 +84,13 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What it is answered.
+    """Reply to a call.
 
     Attributes:
-        ok: Whether it was done.
-        body: What it gave.
+        ok: Whether the operation succeeded.
+        body: What the operation returned.
         kind: Name of the error's class.
-        say: The error.
+        say: The error's message.
     """
 
     ok: bool
@@ -96,16 +100,16 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allowance(Noun, frozen=True):
-    """Leave for one job to pass whatever its account has.
+    """Permission for one job to pass whatever its account has.
 
     Attributes:
         cluster: The cluster's name.
         job_id: The raw id; an array's for each of its tasks.
         by: Who allowed it.
-        until_us: When it ends, µs since the epoch.
-        reason: Why, for the log.
-        is_once: Whether it is for a change of root's alone, which the next poll shows: changes
-            that others send later are decided on.
+        until_us: Expiry, µs since the epoch.
+        reason: The reason, for the log.
+        is_once: Whether it covers a single change by root, until the next poll shows it: the gate
+            decides on later changes by others.
     """
 
     cluster: str
@@ -117,12 +121,12 @@ class Allowance(Noun, frozen=True):
 
 
 class Granted(Noun, frozen=True):
-    """A change that Steward is about to send for a user.
+    """Body of ``grant``: a change that Steward is about to send for a user.
 
     Attributes:
-        ask: The change, from the user's uid.
+        ask: The change, with the user's uid.
         user: The user's name.
-        restarts: How often the job was requeued before the run that the change is for.
+        restarts: Restart count of the run that the change is for.
     """
 
     ask: Submit
@@ -131,15 +135,15 @@ class Granted(Noun, frozen=True):
 
 
 class Seen(Noun, frozen=True):
-    """A job that Slurm shows.
+    """Body of ``confirm``: a job that Slurm shows.
 
     Attributes:
         cluster: The cluster's name.
         job_id: The raw id; an array's for each of its tasks.
-        uid: Whose it is, by Slurm's word.
-        admin_comment: May carry a token.
+        uid: The job's user as Slurm reports it.
+        admin_comment: The comment, which may hold a token.
         started: Whether it has started.
-        restarts: How often it was requeued.
+        restarts: Restart count.
     """
 
     cluster: str
@@ -163,14 +167,14 @@ class Change(Noun, frozen=True):
 
 
 class Changes(Noun, frozen=True):
-    """What a job may ask for besides the description that its hold covers.
+    """Descriptions that a job may have besides the one that its hold covers.
 
     Attributes:
         tasks: Descriptions of an array's tasks that differ from the one that the hold covers.
         of_tasks: Descriptions that updates of single tasks may have made. squeue shows a waiting
             task like its array.
-        nodes: Node count that the job may ask for although the queue shows fewer; 0 for none.
-        asked: Pending changes in their order: no poll has shown them.
+        nodes: Node count that the job may request although the queue shows fewer; 0 for none.
+        asked: Pending changes in their order, which no poll has shown.
     """
 
     tasks: tuple[Description, ...] = ()
@@ -180,20 +184,19 @@ class Changes(Noun, frozen=True):
 
 
 class Claim(Noun, frozen=True):
-    """A job in the queue that wants a hold.
+    """Body of ``cover``: a queued job that needs a hold.
 
     Attributes:
         cluster: The cluster's name.
         job_id: The raw id; an array's for all of its tasks.
-        description: What it asks for; of an array the tasks that are not settled yet.
+        description: The job's request; of an array the tasks that are not settled yet.
         tasks: Descriptions of an array's tasks that differ from it.
-        first_submit_us: When it was submitted first: by that it is priced. 0 for now.
+        first_submit_us: First submit time, which selects the rates, µs since the epoch; 0 for now.
         started: Whether it has started.
-        mode_credit: Whether it is held whatever the account has.
-        is_exact: Whether a hold that is too large is made smaller.
-        starts: When the array's tasks that run have started, µs since the epoch, where only
-            what is held already for the others is to move to allocations that have not
-            ended; None otherwise.
+        mode_credit: Whether to place the hold whatever the account has.
+        is_exact: Whether to shrink a hold that is too large.
+        starts: Start times of the array's running tasks, µs since the epoch, if the call only moves
+            the other tasks' share of the hold to allocations that have not ended; None otherwise.
     """
 
     cluster: str
@@ -208,11 +211,11 @@ class Claim(Noun, frozen=True):
 
 
 class Covered(Noun, frozen=True):
-    """What became of a claim.
+    """Reply to ``cover``.
 
     Attributes:
-        hold: The hold that covers it; None where there is none.
-        is_paid: Whether the job may be.
+        hold: The hold that covers the job; None if there is none.
+        is_paid: Whether the job may run.
         why: Why it may not, for its user.
     """
 
@@ -222,13 +225,13 @@ class Covered(Noun, frozen=True):
 
 
 class Verdict(Noun, frozen=True):
-    """What would be said of a job, if it were submitted now.
+    """Reply to ``would``: the decision on a job as if it were submitted now.
 
     Attributes:
-        ok: Whether it would be let in.
-        say: What speaks against it, also where it would be let in all the same.
-        quote: What it may cost; None where nobody can tell.
-        chosen: Where the cost was told, the mode that somebody has set; None for nobody.
+        ok: Whether the job would be accepted.
+        say: The objection, even if the job would be accepted anyway.
+        quote: The quote; None if the job cannot be priced.
+        chosen: If the caller gave the cost, the mode that a rule sets; None if no rule does.
     """
 
     ok: bool
@@ -238,20 +241,19 @@ class Verdict(Noun, frozen=True):
 
 
 class Means(Noun, frozen=True):
-    """What an account can pay now.
+    """Balance, holds and limits of an account: what it can pay now.
 
     Attributes:
-        account: Its name.
-        payer: Whose allocations are drawn on.
-        available: What a new job may cost, micro-SU.
-        balance: What the active allocations hold, micro-SU.
-        held: What of that is spoken for, micro-SU.
-        credit: What the payer may owe, micro-SU.
-        user_limit: What the user may spend of the account; None for no limit.
+        account: The account's name.
+        payer: The account whose allocations pay.
+        available: Available SU, micro-SU.
+        balance: Balance of the active allocations, micro-SU.
+        held: SU holds, micro-SU.
+        credit: The payer's credit limit, micro-SU.
+        user_limit: The user's limit in the account; None for no limit.
         user_spent: What the user has spent of it.
-        user_held: What is held for the user's jobs.
-        at_us: When a myBRC server elsewhere said what the account has, µs since the epoch; 0
-            where none did.
+        user_held: Holds for the user's jobs.
+        at_us: When a remote myBRC server reported the balance, µs since the epoch; 0 if none did.
     """
 
     account: str
@@ -267,12 +269,12 @@ class Means(Noun, frozen=True):
 
 
 class RemoteMeans(Noun, frozen=True):
-    """How far an account's balance is that of a myBRC server elsewhere.
+    """Limits of an account that a remote myBRC server reported.
 
     Attributes:
-        at_us: When the server said it, µs since the epoch.
-        limits: What users may spend of the account by the server's word, what they have spent
-            included: micro-SU by name. Of the others the account's means are the bound.
+        at_us: When the server reported them, µs since the epoch.
+        limits: Users' limits as the server reports them, spent SU included: micro-SU by name. Other
+            users are bounded by the account's balance only.
     """
 
     at_us: int
@@ -280,14 +282,14 @@ class RemoteMeans(Noun, frozen=True):
 
 
 class Tally(Noun, frozen=True):
-    """What a gate answered submit plugins since it began.
+    """Counters of a gate's answers to submit plugins since it began.
 
     Attributes:
-        allowed: Requests that it let in.
-        refused: Requests that it refused.
-        by_policy: Those of both that the policy answered, since the gate could not decide.
-        spent_us: Time that the answers took, from when a request was there.
-        slowest_us: The longest of these times.
+        allowed: Accepted requests.
+        refused: Rejected requests.
+        by_policy: Requests answered by the outage policy; each also counts above.
+        spent_us: Total time of the answers, from the arrival of each request, µs.
+        slowest_us: Time of the slowest answer, µs.
     """
 
     allowed: int = 0
@@ -298,12 +300,12 @@ class Tally(Noun, frozen=True):
 
 
 class Held(Noun, frozen=True):
-    """What is held of an account, for the jobs of all whose money it is.
+    """Sum of the open holds on one paying account.
 
     Attributes:
         account: The account that pays.
-        holds: How many are open.
-        held: What they hold, micro-SU.
+        holds: Number of open holds.
+        held: Their sum, micro-SU.
     """
 
     account: str
@@ -312,24 +314,23 @@ class Held(Noun, frozen=True):
 
 
 class GateState(Noun, frozen=True):
-    """How the gate stands.
+    """Status of the gate.
 
     Attributes:
-        position: Of the ledger, as far as it is known here.
-        settled: The last settlement that was taken.
-        rules: Position of the rules; -1 where there are none yet.
-        facts: The last fact that was told.
-        holds: How many are open.
-        held: What they hold, micro-SU.
-        pictures: When each cluster was pictured, µs since the epoch.
-        deciding: Whether it decides; otherwise the policy does, or another gate.
-        why: Why not.
-        fence: Of the lease that it decides by; 0 without one.
-        books_at_us: When the ledger last said anything; 0 for never.
-        asked_at_us: When a submit plugin asked last, to the minute; 0 for never.
-        tally: What it answered since it began.
-        remote_at_us: Where balances are those of a myBRC server elsewhere, the oldest of the
-            times at which it said them; 0 for none.
+        position: Ledger position that the gate knows.
+        settled: Seq of the last settlement that was applied.
+        rules: Position of the rules; -1 if there are none yet.
+        facts: Seq of the last fact.
+        holds: Number of open holds.
+        held: Their sum, micro-SU.
+        pictures: Time of each cluster's model, µs since the epoch.
+        deciding: Whether this gate decides; otherwise the outage policy or another gate does.
+        why: Why it does not decide.
+        fence: Fencing number of its lease; 0 without one.
+        books_at_us: When the ledger was last heard from; 0 for never.
+        asked_at_us: When a submit plugin last asked, to the minute; 0 for never.
+        tally: Counters of its answers since it began.
+        remote_at_us: Time of the oldest balance that a remote myBRC server reported; 0 for none.
     """
 
     position: int = 0
@@ -349,15 +350,15 @@ class GateState(Noun, frozen=True):
 
 
 class GateFact(Noun, frozen=True):
-    """Something that the gate did, for the journal and the ledger.
+    """A fact that the gate reports to the journal and the ledger.
 
     Attributes:
-        seq: Grows; also where the gate's database is lost.
+        seq: Increasing number; it grows even if the gate's database is lost.
         kind: An event's kind (``hold.placed``), or ``refusal``.
-        at_us: When it was done.
-        cluster: On which cluster; "" for what is no job's.
-        hold: What became of a hold.
-        refusal: What was refused, or would have been.
+        at_us: When it happened.
+        cluster: The cluster; "" for facts about no job.
+        hold: What happened to a hold.
+        refusal: A rejection, or one that mode observe only records.
     """
 
     seq: int
@@ -369,21 +370,21 @@ class GateFact(Noun, frozen=True):
 
 
 class Looked(Noun, frozen=True):
-    """A cluster's queue was seen whole."""
+    """Body of ``looked``: a complete poll of a cluster's queue."""
 
     cluster: str
     began: datetime
 
 
 class Asked(Noun, frozen=True):
-    """A question about a job that is not there yet.
+    """Body of ``quote`` and ``would``: a question about a job that does not exist yet.
 
     Attributes:
         cluster: The cluster's name.
-        description: What it would ask for.
-        user: Its user's name, where who asks knows it; else it is looked up.
-        cost: What it costs, micro-SU, where who asks has reckoned that; the verdict is then
-            that of mode ``gate``, whatever the mode.
+        description: The job's request.
+        user: The user's name if the caller knows it; otherwise the gate looks it up.
+        cost: The cost, micro-SU, if the caller computed it; the verdict is then that of mode
+            ``gate``, whatever the mode.
     """
 
     cluster: str
@@ -393,10 +394,10 @@ class Asked(Noun, frozen=True):
 
 
 class Wanted(Noun, frozen=True):
-    """Which holds are to be listed; "" and 0 for any.
+    """Body of ``holds``: which holds to list; "" and 0 for any.
 
     Attributes:
-        changed: Only those of jobs with a change that no poll has shown.
+        changed: Whether to list only holds of jobs with a change that no poll has shown.
     """
 
     account: str = ""
@@ -409,21 +410,21 @@ class Wanted(Noun, frozen=True):
 
 
 class Stood(Noun, frozen=True):
-    """An account, and a user in it, of which the means are asked."""
+    """Body of ``means``: an account, and a user in it."""
 
     account: str
     user: str = ""
 
 
 class Settled(Noun, frozen=True):
-    """Charges that are in the ledger, and the books that show them."""
+    """Body of ``settle``: charges in the ledger, and the balances that include them."""
 
     settlements: tuple[Settlement, ...] = ()
     books: Books | None = None
 
 
 class Released(Noun, frozen=True):
-    """A hold that is to be given back, and the books that show why."""
+    """Body of ``release``: a hold to release, and the balances that show why."""
 
     hold: str
     why: str = ""
@@ -431,7 +432,7 @@ class Released(Noun, frozen=True):
 
 
 class Reserved(Noun, frozen=True):
-    """Money that is to leave an account."""
+    """Body of ``reserve``: SU that are to leave an account."""
 
     account: str
     amount: int
@@ -440,7 +441,7 @@ class Reserved(Noun, frozen=True):
 
 
 class Leased(Noun, frozen=True):
-    """The right to decide, for so many seconds."""
+    """Body of ``lease``: the right to decide, for this many seconds."""
 
     fence: int
     valid_s: float

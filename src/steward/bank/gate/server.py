@@ -1,7 +1,13 @@
-"""The gate's process: one thread that waits for all its sockets at once, and decides.
+"""Process of the gate: one thread serves all sockets with epoll, and decides.
 
-All requests that have come meanwhile are decided in one transaction, and
-answered when it is committed: under load a commit is shared, without any timer.
+`GateServer` runs the main loop. All requests that arrived meanwhile are decided in one transaction
+and answered after its commit, so under load requests share a commit, without a timer. Its helpers:
+
+- `Clusters` adds the cluster's name to requests that lack it;
+- `Precedence` gives the process real-time priority, as slurmctld waits for its answers;
+- `Checkpoints` is a thread that writes the WAL of gate.db back in quiet moments.
+
+Plugin requests go to `plugin_answers.py`, calls of Steward's processes to `calls.py`.
 """
 
 import contextlib
@@ -41,10 +47,10 @@ if TYPE_CHECKING:
 
 
 class Clusters:
-    """Puts the name in where it goes without saying.
+    """Fill in the cluster's name in plugin requests without one.
 
     Args:
-        names: The clusters that are configured.
+        names: The configured clusters.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -52,7 +58,7 @@ class Clusters:
         self._said_at = -_SAY_AGAIN_S
 
     def named(self, ask: Submit) -> Submit:
-        """The question with its cluster's name; unchanged where nobody can tell it."""
+        """Return the request with its cluster's name; unchanged if it is ambiguous."""
         if ask.cluster:
             return ask
         if len(self._names) == 1:
@@ -72,21 +78,24 @@ class Clusters:
 
 _NICENESS: Final = -10
 _PRIORITY: Final = 1
-"""The least that there is, which is before all that has none."""
+"""Real-time priority: the lowest, which still precedes all ordinary processes."""
 _STRETCH_S: Final = 0.2
-"""So long it goes first without waiting for anything, as when it reads 100,000 holds."""
+"""Longest time that the gate runs at real-time priority without waiting, in seconds; reading
+100,000 holds takes that long."""
 _MAD_S: Final = 10
-"""After so long the kernel ends it, and the supervisor starts it anew."""
+"""CPU time without a wait after which the kernel kills the gate, in seconds; the supervisor
+restarts it."""
 _AGAIN_S: Final = 1.0
 _FIRST: Final = os.SCHED_RR | os.SCHED_RESET_ON_FORK
 _USUAL: Final = os.SCHED_OTHER | os.SCHED_RESET_ON_FORK
 
 
 class Precedence:
-    """Of this process's main thread.
+    """Real-time scheduling of this process's main thread.
 
     Args:
-        again_s: How long it goes without, at the least, after a stretch that was too long.
+        again_s: Minimum time without real-time priority after a stretch that was too long, in
+            seconds.
     """
 
     def __init__(self, again_s: float = _AGAIN_S) -> None:
@@ -96,17 +105,17 @@ class Precedence:
         self._may = True
 
     def take(self) -> None:
-        """Have it, as far as the process may."""
+        """Get real-time priority and a low nice value, as far as permitted."""
         with contextlib.suppress(PermissionError):
-            os.setsid()  # refused to who leads a group: it has been started by itself
+            os.setsid()  # fails for a group leader, which was started alone
         with contextlib.suppress(PermissionError):
-            # Counts where there is nothing better; root may, or who was given LimitNICE=.
+            # Matters without real-time priority; permitted to root or with LimitNICE=.
             os.setpriority(os.PRIO_PROCESS, 0, _NICENESS)
         signal.signal(signal.SIGXCPU, self._step_back)
         self.renew()
 
     def renew(self) -> None:
-        """Have it again, where a long stretch of work has lost it."""
+        """Get real-time priority again after a long stretch of work lost it."""
         if self._is_there or not self._may or time.monotonic() < self._again_at:
             return
         _bound()
@@ -124,7 +133,7 @@ class Precedence:
 
 
 def _bound() -> None:
-    """Have the kernel tell after a long stretch. It adds a second each time that it does."""
+    """Limit CPU time without a wait; each SIGXCPU from the kernel extends the limit by a second."""
     _, most = resource.getrlimit(resource.RLIMIT_RTTIME)
     mad_us = _MAD_S * 1_000_000
     hard = mad_us if most == resource.RLIM_INFINITY else min(most, mad_us)
@@ -132,9 +141,9 @@ def _bound() -> None:
 
 
 def go_first() -> bool:
-    """Have the thread that calls scheduled before what is not waited for; whether it may be.
+    """Give the calling thread real-time priority; return False if not permitted.
 
-    Threads and processes that it starts are not.
+    Its threads and child processes do not inherit it.
     """
     try:
         os.sched_setscheduler(0, _FIRST, os.sched_param(_PRIORITY))
@@ -145,18 +154,21 @@ def go_first() -> bool:
 
 
 _LOOK_S: Final = 0.25
+"""Interval at which the WAL is checked, in seconds."""
 _AT_MOST_EVERY_S: Final = 2.0
+"""Minimum time between two checkpoints, in seconds."""
 _QUIET_S: Final = 1.0
+"""Time without requests before a checkpoint of a short WAL, in seconds."""
 _CATCH_UP: Final = 5
-"""So often it is tried to have written back all that is there, while more comes."""
+"""Maximum number of attempts to write everything back while more arrives."""
 _BEGUN_ANEW: Final = "log"
 
 
 class Checkpoints(threading.Thread):
-    """Goes on beside the thread that decides.
+    """Thread that checkpoints the WAL of gate.db beside the deciding thread.
 
     Args:
-        store: Whose log it is; it is looked after by a connection of this thread's own.
+        store: The database; this thread opens its own connection.
         most_frames: Length of the log, in frames of 4 KiB, at which a checkpoint no longer waits
             for a quiet moment.
     """
@@ -170,8 +182,9 @@ class Checkpoints(threading.Thread):
         self._after = 0.0
 
     def run(self) -> None:
-        """Look now and then until :meth:`stop`."""
-        # The one that decides waits where this one is stopped with the interpreter in hand.
+        """Check the WAL periodically until :meth:`stop`."""
+        # The deciding thread waits while this one holds the interpreter lock, so this one needs
+        # priority, too.
         go_first()
         try:
             db = self._store.connect()
@@ -183,12 +196,12 @@ class Checkpoints(threading.Thread):
                 with translated(self._store.path):
                     self.look(db, time.monotonic())
             except (SqliteUnavailable, SqliteError) as error:
-                # The log only grows meanwhile; the one that writes says so where it matters.
+                # The log only grows meanwhile; the writer reports errors that matter.
                 log.debug("no checkpoint: %s", error)
         db.close()
 
     def look(self, db: Connection, now: float) -> None:
-        """Write back and begin the log anew, if there is something and nobody asks."""
+        """Checkpoint and restart the WAL, if there is something to write and the gate is quiet."""
         frames, _ = _log_of(db)
         if frames <= self._own or now < self._after:
             return
@@ -205,7 +218,7 @@ class Checkpoints(threading.Thread):
                 self._commit(db)
 
     def _begin_anew(self, db: Connection) -> bool:
-        """Commit as the first after a checkpoint; False if somebody has committed since."""
+        """Commit first after a checkpoint, which restarts the WAL; return False if too late."""
         with self._store.writing:
             frames, done = _log_of(db)
             if frames != done:
@@ -214,19 +227,20 @@ class Checkpoints(threading.Thread):
             return True
 
     def _commit(self, db: Connection) -> None:
+        """Write a note, as the first commit after a checkpoint; SQLite then restarts the WAL."""
         with transaction(db, self._store.path):
             at = b"%d" % time.time_ns()
             db.execute("INSERT OR REPLACE INTO note VALUES (?, ?)", (_BEGUN_ANEW, at))
         self._own, _ = _log_of(db)
 
     def stop(self) -> None:
-        """End, and wait for it."""
+        """Stop the thread and wait for it."""
         self._end.set()
         self.join(5.0)
 
 
 def _log_of(db: Connection) -> tuple[int, int]:
-    """How many frames the log has, and how many of them were written back."""
+    """Return the WAL's length in frames, and how many of them are written back."""
     _, frames, done = db.execute("PRAGMA wal_checkpoint(NOOP)").fetchone()
     return int(frames), int(done)
 
@@ -234,26 +248,32 @@ def _log_of(db: Connection) -> tuple[int, int]:
 log = logging.getLogger(__name__)
 
 _WITHIN_S: Final = 1.0
+"""Time-out for a plugin's complete request, in seconds."""
 _CALL_WITHIN_S: Final = 10.0
+"""Time-out for a complete call of Steward's own processes, in seconds."""
 _TICK_S: Final = 1.0
 _REMAKE_S: Final = 2.0
+"""Interval of attempts to rebuild missing holds, in seconds."""
 _REMAKE_MOST_S: Final = 60.0
+"""Time after which the gate opens without the clusters that do not answer, in seconds."""
 _STANDINGS_S: Final = 60.0
+"""Longest interval between two reads of the users' roles, in seconds."""
 _MOST_PEERS: Final = 2000
+"""Maximum number of connections; beyond it the oldest is dropped."""
 _ASKED_US: Final = 60_000_000
-"""How often it is written down that plugins ask."""
+"""Interval at which the time of the last plugin request is written down, in µs."""
 _ACCEPT_AT_ONCE: Final = 128
 _SAY_AGAIN_S: Final = 60.0
 
 
 class GateServer:
-    """Serves the plugin's socket, and that of Steward's own processes.
+    """Server of the plugin socket and of the socket for Steward's own processes.
 
     Args:
         settings: The configuration.
 
     Raises:
-        GateUnavailable: The secret of tokens cannot be read.
+        GateUnavailable: The key of the tokens cannot be read.
         SqliteError: gate.db cannot be used.
     """
 
@@ -279,7 +299,7 @@ class GateServer:
         self._listeners: dict[int, tuple[socket.socket, Callable[[socket.socket], None]]] = {}
         self._control: set[int] = set()
         self._asked: list[tuple[Peer, Submit, int]] = []
-        """Who asks, the question, and the CPU time that reading it took, in ns."""
+        """Pending requests: the peer, the request, and the CPU time that reading it took, in ns."""
         self._plugin_uids = _uids(settings)
         self._ground.slurm_uids = self._plugin_uids
         self._said_at, self._turned_away = -_SAY_AGAIN_S, 0
@@ -292,7 +312,7 @@ class GateServer:
         if not self._store.is_of_this_boot():
             self._remake_again()
         if self._keeper.purses.position:
-            # What it said last is known; the time that the ledger may be away begins now.
+            # The last balances are known; the ledger's permitted absence starts now.
             self._right.heard()
 
     def run(self, stop: Stop, beat: Callable[[], None]) -> None:
@@ -312,7 +332,7 @@ class GateServer:
             is_open = False
             gc.collect()
             gc.freeze()
-            # Nothing here makes cycles; a collection would go through 100,000 holds.
+            # Nothing here creates reference cycles; a collection would scan 100,000 holds.
             gc.disable()
             while not stop.is_set():
                 beat()
@@ -326,7 +346,7 @@ class GateServer:
                         try:
                             self._listen_to_gates(sockets)
                         except GateUnavailable as error:
-                            # This host's jobs are decided on all the same.
+                            # Jobs of this host are still decided on.
                             log.error("gates on other hosts cannot ask this one: %s", error)
                     is_open = True
                     log.info("the gate is open at %s", path)
@@ -339,7 +359,7 @@ class GateServer:
             raise GateUnavailable(f"cannot listen on {path}: {error.strerror}", path) from error
 
     def close(self) -> None:
-        """Close everything."""
+        """Close all sockets and the database."""
         gc.enable()
         for peer in list(self._peers.values()):
             self._drop(peer)
@@ -350,6 +370,7 @@ class GateServer:
     # Waiting
 
     def _turn(self, stop: Stop) -> None:
+        """Wait for events and handle them: one pass of the main loop."""
         wait_s = max(0.0, self._tick_at - time.monotonic())
         if self._asking is not None:
             wait_s = min(wait_s, self._asking.wait_s())
@@ -371,6 +392,7 @@ class GateServer:
             self._tick()
 
     def _tick(self) -> None:
+        """Do the periodic work of each second: time-outs, expiry, roles, recovery."""
         now = time.monotonic()
         self._tick_at = now + _TICK_S
         for peer in [peer for peer in self._peers.values() if peer.until < now]:
@@ -387,7 +409,7 @@ class GateServer:
             self._remake()
 
     def _read_standings(self, now: float) -> None:
-        """Read who may do what if a file is new; by the minute in any case, as each grows old.
+        """Reload the roles of users when a file changes, and every minute, since each file expires.
 
         At the daemon's first start the files are written after the gate has begun.
         """
@@ -406,6 +428,7 @@ class GateServer:
         self._poll.register(listener, select.EPOLLIN)
 
     def _accept(self, listener: socket.socket, accepted: Callable[[socket.socket], None]) -> None:
+        """Accept pending connections of a listener."""
         for _ in range(_ACCEPT_AT_ONCE):
             try:
                 connection, _address = listener.accept()
@@ -415,11 +438,12 @@ class GateServer:
                 log.warning("the gate cannot accept a connection: %s", error)
                 return
             if len(self._peers) >= _MOST_PEERS:
-                # The oldest that said nothing makes room: a flood must not shut others out.
+                # Drop the oldest silent connection: a flood must not shut others out.
                 self._drop(next(iter(self._peers.values())))
             accepted(connection)
 
     def _requested(self, connection: socket.socket) -> None:
+        """Admit a connection to the plugin socket, if its uid may ask."""
         uid = uid_of(connection)
         if uid not in self._plugin_uids:
             connection.close()
@@ -434,6 +458,7 @@ class GateServer:
         self._take_in(Peer(connection, longest=LONGEST_REQUEST, within_s=_WITHIN_S))
 
     def _called(self, connection: socket.socket) -> None:
+        """Admit a connection to the control socket: root and Steward's user only."""
         if uid_of(connection) not in (0, os.geteuid()):
             connection.close()
             return
@@ -447,6 +472,7 @@ class GateServer:
         self._served(peer, select.EPOLLIN)
 
     def _served(self, peer: Peer, mask: int) -> None:
+        """Handle readable or writable events of a peer."""
         if mask & select.EPOLLOUT:
             self._send(peer, b"")
         if mask & ~select.EPOLLOUT and not peer.is_over:
@@ -482,7 +508,7 @@ class GateServer:
     # Deciding
 
     def _decide(self) -> None:
-        """Decide on all that was asked, and answer when it is written down."""
+        """Decide on all pending requests in one transaction, then answer them."""
         asked, self._asked = self._asked, []
         self._store.asked_at = time.monotonic()
         now_us = time.time_ns() // 1000
@@ -499,11 +525,11 @@ class GateServer:
                 if is_news:
                     self._store.set_number("asked_us", now_us)
                 if now_us >= self._upkeep.turn_us:
-                    # Holds go to the next allocation before anybody else can have it.
+                    # Move holds to the next allocation before other jobs can use it.
                     self._upkeep.tick(now_us)
                 said = [answer(ask, now_us, read_ns) for _, ask, read_ns in asked]
         except (SqliteUnavailable, SqliteError) as error:
-            # slurmctld waits, and the state must be what is written down.
+            # slurmctld waits, and the state in memory must match the database.
             log.error("the gate cannot decide, the policy does: %s", error)
             self._keeper.load()
             said = [self._answering.by_policy(ask) for _, ask, _ in asked]
@@ -513,27 +539,28 @@ class GateServer:
         took_us = int((time.monotonic() - self._store.asked_at) * 1e6)
         self._answering.counting.add(said, took_us)
 
-    # Being ready
+    # Readiness
 
     def _may_open(self) -> bool:
-        """Whether plugins may ask: the holds are all known, or somebody else knows them."""
+        """Return True if plugins may connect: all holds are known, or another gate decides."""
         if self._asking is not None or not self._right.has_lease:
             return True
         return self._right.is_ready
 
     def _remake_again(self) -> None:
-        """Holds may be missing: look at what Slurm shows before anything is decided."""
+        """Rebuild missing holds from Slurm's queue before anything is decided."""
         self._remaking = Remaking(self._settings)
         self._right.is_ready = False
         self._began = time.monotonic()
         self._remake_at = 0.0
 
     def _remake(self) -> None:
+        """Rebuild missing holds; then mark the gate as ready."""
         if self._right.is_ready or not self._right.has_lease:
             return
         if self._remaking is not None:
             if not self._right.has_books:
-                return  # the allocations that are to pay are not known yet
+                return  # the paying allocations are not known yet
             self._remaking.run(self._keeper, time.time_ns() // 1000)
             waiting = self._remaking.waiting
             if waiting and time.monotonic() - self._began < _REMAKE_MOST_S:
@@ -549,6 +576,7 @@ class GateServer:
     # Other gates
 
     def _listen_to_gates(self, sockets: ExitStack) -> None:
+        """Listen on [gate] ``listen`` for gates on other hosts, over TLS."""
         from steward.bank.gate.tls import SecurePeer, context_of, tls_listener
 
         context = context_of(self._settings.gate, serves=True)
@@ -571,12 +599,13 @@ class GateServer:
         self._asking = Asking(self._settings.gate, self._poll, self._answered)
 
     def _answered(self, peer: Peer, ask: Submit, line: bytes | None) -> None:
-        """Another gate has answered, or has not in time."""
+        """Forward another gate's reply, or apply the outage policy if none came in time."""
         if not peer.is_over:
             self._send(peer, line if line is not None else written(self._answering.by_policy(ask)))
 
 
 def _uids(settings: Settings) -> frozenset[int]:
+    """Return the uids that may use the plugin socket: root, Steward's user, ``plugin_users``."""
     uids = {0, os.geteuid()}
     for user in settings.gate.plugin_users:
         try:

@@ -1,9 +1,10 @@
-"""gate.db: open holds, and what the gate was last told, so that a kill loses nothing.
+"""Database of the gate (gate.db): open holds, and the last balances, rules and cluster models.
 
-One connection, one writer, ``synchronous=NORMAL``: a commit survives any kill
-of the process; what a loss of power takes is made anew from the tokens of the
-jobs that Slurm shows (``remaking.py``). What waits for the disk is left to a
-thread (``checkpoints.py``).
+`Store` is the one connection and the only writer, with ``synchronous=NORMAL``: a commit survives
+any kill of the process. After a power loss, the gate rebuilds what is missing from the tokens of
+the jobs in the queue (`Remaking` in `sync.py`). A thread writes the WAL back to disk (`Checkpoints`
+in `server.py`). Tables: ``hold``, ``account``, ``note`` (named values) and ``fact`` (the outbox for
+the journal and the ledger).
 """
 
 import logging
@@ -70,28 +71,29 @@ _fact = msgspec.json.Decoder(GateFact).decode
 
 
 class Store:
-    """The gate's database.
+    """The gate's database and its hand-written SQL.
 
     Args:
         state_dir: The directory that holds it.
 
     Raises:
-        SqliteError: It cannot be used as it is.
-        SqliteUnavailable: It cannot be used now.
+        SqliteError: The database is unusable.
+        SqliteUnavailable: The database is unavailable now.
     """
 
     def __init__(self, state_dir: str) -> None:
         self.path = os.path.join(state_dir, DATABASE)
         self.writing = threading.Lock()
-        """Held by whoever writes: waiting for SQLite's own is by naps."""
+        """Lock of the current writer: SQLite's own lock is waited for by sleeping."""
         self.asked_at = 0.0
-        """When a plugin asked last, by the monotonic clock."""
+        """When a plugin last asked, by the monotonic clock."""
         self._db: Connection = self.connect()
         self._number = self._one("SELECT coalesce(max(number), 0) FROM hold")
         first = self.number("facts")
         self.fact_seq = max(first, self._one("SELECT coalesce(max(seq), 0) FROM fact"))
         if not first:
-            # Grows also where the database was lost: nobody tells as many facts as µs go by.
+            # Starting at the time in µs, seqs grow even if the database was lost: facts are rarer
+            # than one per µs.
             self.fact_seq = time.time_ns() // 1000
             self.set_number("facts", self.fact_seq)
 
@@ -99,11 +101,11 @@ class Store:
         return int(self._db.execute(question).fetchone()[0])
 
     def connect(self) -> Connection:
-        """A connection that leaves checkpoints to who asks for them.
+        """Open a connection without automatic checkpoints.
 
         Raises:
-            SqliteError: It cannot be used as it is.
-            SqliteUnavailable: It cannot be used now.
+            SqliteError: The database is unusable.
+            SqliteUnavailable: The database is unavailable now.
         """
         db = open_database(self.path, _MIGRATIONS, synchronous="NORMAL")
         db.execute("PRAGMA wal_autocheckpoint=0")
@@ -111,13 +113,13 @@ class Store:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All that is written within is written together, or not at all."""
+        """Run the block as one transaction: all of it is written, or nothing."""
         with self.writing, transaction(self._db, self.path):
             yield
 
     @property
     def writes(self) -> int:
-        """Grows with every row that is written."""
+        """Return a counter that grows with every row written."""
         return int(self._db.total_changes)
 
     def close(self) -> None:
@@ -127,12 +129,12 @@ class Store:
     # Holds
 
     def next_number(self) -> int:
-        """The row of a new hold."""
+        """Return the row number of a new hold."""
         self._number += 1
         return self._number
 
     def insert(self, hold: Open, quote: Quote | None, description: Description | None) -> None:
-        """Write a new hold down."""
+        """Insert a new hold."""
         self._db.execute(
             _INSERT,
             (
@@ -160,7 +162,7 @@ class Store:
         )
 
     def update(self, hold: Open) -> None:
-        """Write down how a hold has changed."""
+        """Write a hold's changed columns."""
         self._db.execute(
             _UPDATE,
             (
@@ -180,34 +182,34 @@ class Store:
         )
 
     def describe(self, hold: Open, quote: Quote, description: Description) -> None:
-        """Write down what a hold covers now."""
+        """Write the amount, quote and description that a hold covers now."""
         self._db.execute(
             "UPDATE hold SET amount=?, quote=?, description=? WHERE number=?",
             (hold.amount, _encode(quote).decode(), _encode(description).decode(), hold.number),
         )
 
     def changes(self, hold: Open) -> Changes:
-        """What a job may be beside what its hold covers."""
+        """Read what a job may be besides what its hold covers."""
         row = self._db.execute("SELECT changes FROM hold WHERE number=?", (hold.number,)).fetchone()
         return _changes(row[0])
 
     def put_changes(self, hold: Open, changes: Changes) -> None:
-        """Store what a job may be beside what its hold covers."""
+        """Store what a job may be besides what its hold covers."""
         self._db.execute(
             "UPDATE hold SET changes=? WHERE number=?", (_encode(changes).decode(), hold.number)
         )
 
     def delete(self, hold: Open) -> None:
-        """Forget a hold."""
+        """Delete a hold."""
         self._db.execute("DELETE FROM hold WHERE number=?", (hold.number,))
 
     def holds(self) -> Iterator[Open]:
-        """All open holds."""
+        """Yield all open holds."""
         for row in self._db.execute(_ALL):
             yield _open(row)
 
     def covered(self, hold: Open) -> tuple[Quote | None, Description | None]:
-        """What a hold covers."""
+        """Read the quote and description that a hold covers."""
         row = self._db.execute(
             "SELECT quote, description FROM hold WHERE number=?", (hold.number,)
         ).fetchone()
@@ -216,7 +218,7 @@ class Store:
         return (_quote(row[0]) if row[0] else None, _description(row[1]) if row[1] else None)
 
     def whole(self, hold: Open) -> Hold:
-        """A hold as others know it."""
+        """Build the record of a hold for other processes."""
         return Hold(
             id=hold.id,
             origin=hold.origin,
@@ -235,15 +237,15 @@ class Store:
             quote=self.covered(hold)[0],
         )
 
-    # What the gate was told
+    # Received from other processes
 
     def accounts(self) -> tuple[AccountBooks, ...]:
-        """The accounts as they were told last."""
+        """Read the last balances of all accounts."""
         decode = msgspec.json.Decoder(AccountBooks).decode
         return tuple(decode(row[0]) for row in self._db.execute("SELECT body FROM account"))
 
     def put_accounts(self, books: Books, changed: list[str]) -> None:
-        """Write down the accounts that have changed."""
+        """Store the accounts that changed; delete those that are gone."""
         by_name = {account.name: account for account in books.accounts}
         for name in changed:
             if name in by_name:
@@ -256,50 +258,50 @@ class Store:
                 self._db.execute("DELETE FROM account WHERE name=?", (name,))
 
     def rules(self) -> Rules | None:
-        """The rules as they were told last."""
+        """Read the last rules; None if there are none."""
         body = self._note("rules")
         return msgspec.json.decode(body, type=Rules) if body else None
 
     def put_rules(self, rules: Rules) -> None:
-        """Write the rules down."""
+        """Store the rules."""
         self._set_note("rules", _encode(rules))
 
     def pictures(self) -> list[Picture]:
-        """The clusters as they were pictured last."""
+        """Read the last model of each cluster."""
         rows = self._db.execute("SELECT body FROM note WHERE name GLOB 'picture:*'")
         return [msgspec.json.decode(row[0], type=Picture) for row in rows]
 
     def put_picture(self, picture: Picture) -> None:
-        """Write a picture down."""
+        """Store a cluster's model."""
         self._set_note(f"picture:{picture.cluster}", _encode(picture))
 
     def allowances(self) -> list[Allowance]:
-        """The jobs that are allowed to pass."""
+        """Read the allowances of jobs."""
         rows = self._db.execute("SELECT body FROM note WHERE name GLOB 'allowance:*'")
         return [msgspec.json.decode(row[0], type=Allowance) for row in rows]
 
     def put_allowance(self, allowance: Allowance) -> None:
-        """Write an allowance down, in place of the job's former one."""
+        """Store an allowance, replacing the job's former one."""
         self._set_note(f"allowance:{allowance.cluster}:{allowance.job_id}", _encode(allowance))
 
     def drop_allowance(self, cluster: str, job_id: int) -> None:
-        """Forget a job's allowance."""
+        """Delete a job's allowance."""
         self._db.execute("DELETE FROM note WHERE name=?", (f"allowance:{cluster}:{job_id}",))
 
     def number(self, name: str) -> int:
-        """A number that was written down; 0 where it was not."""
+        """Read a stored number; 0 if it is missing."""
         return int(self._note(name) or b"0")
 
     def set_number(self, name: str, value: int) -> None:
-        """Write a number down."""
+        """Store a number."""
         self._set_note(name, b"%d" % value)
 
     def is_of_this_boot(self) -> bool:
-        """Whether all that was committed is there: it was written since the machine started."""
+        """Return True if all commits are present: the database was written since the boot."""
         return bool(self._note("boot")) and self._note("boot") == _boot_id()
 
     def set_boot(self) -> None:
-        """From here on it is all there, until the machine goes down."""
+        """Mark the database as complete until the machine goes down."""
         self._set_note("boot", _boot_id())
 
     def _note(self, name: str) -> bytes:
@@ -312,23 +314,24 @@ class Store:
             (name, body),
         )
 
-    # What the gate tells
+    # Outbox
 
     def put_fact(self, fact: GateFact) -> None:
-        """Write down what is to be told; its seq is the next one."""
+        """Add a fact to the outbox; its seq must be the next one."""
         self.fact_seq = fact.seq
         self._db.execute("INSERT INTO fact VALUES (?, ?)", (fact.seq, _encode(fact)))
 
     def facts(self, after: int, limit: int) -> list[GateFact]:
-        """What was not told yet, behind a seq; all up to it is forgotten."""
+        """List facts after a seq, and delete those up to it."""
         self._db.execute("DELETE FROM fact WHERE seq <= ?", (after,))
-        # The last seq must outlive its fact: none is given twice.
+        # The last seq must outlive its fact, so that no seq is used twice.
         self.set_number("facts", self.fact_seq)
         rows = self._db.execute("SELECT body FROM fact ORDER BY seq LIMIT ?", (limit,))
         return [_fact(row[0]) for row in rows]
 
 
 def _open(row: tuple[Any, ...]) -> Open:
+    """Decode a row of the table ``hold``."""
     values: dict[str, Any] = dict(zip(_COLUMNS.replace(" ", "").split(","), row, strict=True))
     values["shares"] = _shares(str(values["shares"]))
     values["confirmed"] = bool(values["confirmed"])
@@ -337,9 +340,10 @@ def _open(row: tuple[Any, ...]) -> Open:
 
 
 def _boot_id() -> bytes:
+    """Read the kernel's boot id; b"" if it cannot be read."""
     try:
         with open(_BOOT_ID, "rb") as file:
             return file.read().strip()
     except OSError:
-        # Then every start makes the holds anew from what Slurm shows, which is only slower.
+        # Then every start rebuilds the holds from Slurm's queue, which is only slower.
         return b""

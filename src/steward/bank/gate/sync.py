@@ -1,6 +1,13 @@
-"""What becomes of holds once they are placed, as Steward's own processes tell the gate.
+"""Synchronize the gate's holds with the ledger, the queue and time.
 
-Each call is made within one transaction of the store, as ``keeper.py`` says.
+Steward's own processes report what happened; each call runs within one transaction of gate.db, see
+`holds.py`. Reading order:
+
+- `Moving` moves holds from ended allocations to active ones;
+- `Upkeep` applies ledger balances, confirmations from polls, claims of queued jobs, settlements,
+  releases and reservations; its `tick` expires holds;
+- `Remaking` rebuilds missing holds from the tokens in the jobs' admin_comment after a power loss
+  (`shown`, `remake`).
 """
 
 import logging
@@ -27,7 +34,7 @@ from steward.slurm.job_states import FINISHED, WAITING
 
 
 class Moving:
-    """Puts holds down to other allocations, within one transaction of the store.
+    """Move holds between allocations, within one transaction of the store.
 
     Args:
         keeper: The gate's state.
@@ -38,12 +45,12 @@ class Moving:
         self._left: dict[str, set[int]] = {}
 
     def move(self, allocations: set[int], now_us: int) -> None:
-        """Holds of jobs that have not started go to the allocations that there are now."""
+        """Move holds of waiting jobs from these allocations to the active ones."""
         purses = self._keeper.purses
         for number in allocations:
             for hold in list(purses.on_allocation.get(number, {}).values()):
                 if hold.origin == "transfer":
-                    continue  # it is over in a moment, or lapses
+                    continue  # it is released soon, or expires
                 if not hold.started:
                     self._draw_anew(hold, now_us)
                 elif self._quoted(hold).tasks > 1:
@@ -51,12 +58,13 @@ class Moving:
         purses.lapsed &= purses.on_allocation.keys()
 
     def fund(self, now_us: int) -> None:
-        """Jobs whose allocation ended get money that has come since, the oldest first."""
+        """Give SU that have become available to stranded holds, the oldest first."""
         for hold in list(self._keeper.purses.stranded.values()):
             if self._keeper.is_enforced(hold):
                 self._draw_anew(hold, now_us)
 
     def _draw_anew(self, hold: Open, now_us: int) -> None:
+        """Place a hold on the allocations that can pay now; strand it if none can."""
         purses = self._keeper.purses
         before = hold.shares
         purses.resize(hold, hold.remaining, ())
@@ -74,7 +82,7 @@ class Moving:
                 )
 
     def stranded(self) -> list[Hold]:
-        """Holds that no allocation can pay, of jobs on which the bank is to act."""
+        """List holds that no allocation can pay, of jobs on which the bank may act."""
         keeper = self._keeper
         stranded = keeper.purses.stranded.values()
         return [keeper.store.whole(hold) for hold in stranded if keeper.is_enforced(hold)]
@@ -83,17 +91,17 @@ class Moving:
         return self._keeper.store.covered(hold)[0] or Quote(amount=hold.amount)
 
     def on_allocation(self, number: int) -> int:
-        """What jobs that have started still hold on an allocation."""
+        """Return what started jobs still hold on an allocation."""
         holds = self._keeper.purses.on_allocation.get(number, {}).values()
         return sum(dict(hold.shares)[number] for hold in holds if hold.started)
 
     def lingering(self) -> list[Hold]:
-        """Holds of arrays of which tasks have started, that are still on an ended allocation."""
+        """List holds of arrays with started tasks that are still on an ended allocation."""
         purses = self._keeper.purses
         found = []
         for name, ended in list(self._left.items()):
             hold = purses.holds.get(name)
-            # A task that began later may take the share of one that still runs: see part().
+            # A later task may take the share of one that still runs: see part().
             has = hold and {one.number for one in purses.allocations(hold.payer) if one.balance > 0}
             if hold is None or not (ended & dict(hold.shares).keys() or ended & (has or set())):
                 del self._left[name]
@@ -102,17 +110,17 @@ class Moving:
         return found
 
     def part(self, hold: Open, starts: Sequence[int], now_us: int) -> bool:
-        """Leave on ended allocations only what an array's tasks need that started on them.
+        """Split an array's hold: ended allocations keep only the share of tasks started on them.
 
-        What the others need is held anew; where that cannot be paid, it is given back.
+        The other tasks' share is placed on active allocations; what these cannot pay is released.
 
         Args:
-            hold: The array's.
-            starts: When its tasks that run have started, µs since the epoch.
+            hold: The array's hold.
+            starts: Start times of its running tasks, µs since the epoch.
             now_us: The time, µs since the epoch.
 
         Returns:
-            Whether all that was held still is.
+            Whether the whole amount is still held.
         """
         ended = self._left.get(hold.id)
         if not ended:
@@ -138,7 +146,7 @@ class Moving:
     def _kept(
         self, hold: Open, ended: set[int], starts: Sequence[int], now_us: int
     ) -> list[tuple[int, int]]:
-        """What stays on ended allocations, each task on the first that it fits."""
+        """Return what stays on ended allocations; each task counts on the first that it fits."""
         purses = self._keeper.purses
         books = {one.number: one for one in purses.allocations(hold.payer)}
         per_task, had = self._quoted(hold).per_task, dict(hold.shares)
@@ -147,7 +155,7 @@ class Moving:
         for number in sorted(ended, key=lambda one: (one not in books, _end(books.get(one)))):
             end_us = _end(books.get(number)) or now_us
             wanted = per_task * sum(1 for start_us in starts if start_us < end_us)
-            # A task that began later may have ended first: what that took off comes back.
+            # A later task may have ended first: restore what its charge took.
             there = had.get(number, 0)
             there += max(0, purses.free(books[number])) if number in books else 0
             part = max(0, min(wanted - kept, hold.remaining - kept, there))
@@ -157,6 +165,7 @@ class Moving:
 
 
 def _end(one: AllocationBooks | None) -> int:
+    """Return when an allocation ends; 0 for none."""
     return one.end_us if one else 0
 
 
@@ -166,11 +175,11 @@ _ENDED: Final = (
     "Steward: the allocation that was to pay for it has ended, and no other of its account can"
 )
 RESERVED_US: Final = 120_000_000
-"""Money that was to leave an account stays spoken for so long, in µs."""
+"""Lifetime of a reservation of SU that are to leave an account, in µs."""
 
 
 class Upkeep:
-    """Books, confirmations, settlements: all that follows a decision.
+    """Apply balances, confirmations, claims and settlements to the gate's holds.
 
     Args:
         keeper: The gate's state.
@@ -182,13 +191,13 @@ class Upkeep:
         self.turn_us = 0
         """When the next allocation begins or ends, so that :meth:`tick` is due."""
 
-    # Books
+    # Ledger balances
 
     def books(self, books: Books, now_us: int) -> int:
-        """Take news of the ledger in; the position that is known then.
+        """Apply an update from the ledger; return the position that is known then.
 
-        News that do not follow what is known are passed over: whoever tells them sees by
-        the answer from where on to tell.
+        An update that does not follow the known position is ignored: the sender learns from the
+        reply where to continue.
         """
         purses = self._keeper.purses
         store = self._keeper.store
@@ -197,7 +206,7 @@ class Upkeep:
             return position
         changed = purses.put(books)
         if books.whole:
-            # A ledger that was restored from a copy counts from an earlier position.
+            # A ledger restored from a backup counts from an earlier position.
             purses.position = books.seq
         store.put_accounts(books, changed)
         if purses.position != position:
@@ -208,7 +217,7 @@ class Upkeep:
         return purses.position
 
     def tick(self, now_us: int) -> None:
-        """What comes with time alone: holds lapse, allocations end and begin."""
+        """Expire holds, and move holds when allocations begin or end."""
         purses = self._keeper.purses
         if now_us >= self.turn_us:
             self.moving.move(purses.ended(now_us), now_us)
@@ -223,13 +232,14 @@ class Upkeep:
             self._keeper.give_back(hold, now_us, why="it was never confirmed")
         self._keeper.expire_grants(now_us)
 
-    # Jobs
+    # Jobs in the queue
 
     def confirm(self, seen: Sequence[Seen], now_us: int) -> list[Hold | None]:
-        """Slurm shows these jobs; the hold of each, None where none covers it."""
+        """Confirm jobs that Slurm shows; return the hold of each, None if no hold covers it."""
         return [self._confirmed(one, now_us) for one in seen]
 
     def _confirmed(self, seen: Seen, now_us: int) -> Hold | None:
+        """Confirm one job's hold; return it, None if no hold covers the job."""
         keeper = self._keeper
         key = (seen.cluster, seen.job_id)
         hold = self._of_token(seen) or keeper.purses.by_job.get(key)
@@ -247,13 +257,14 @@ class Upkeep:
         return keeper.store.whole(hold)
 
     def _start(self, hold: Open, now_us: int) -> None:
-        """Its job runs, so that it will be charged, whatever its account has."""
+        """Mark a hold's job as started: it will be charged, whatever its account has."""
         hold.started = True
         if hold.is_stranded and self._keeper.is_enforced(hold):
             purses = self._keeper.purses
             purses.resize(hold, hold.remaining, purses.draw(hold.payer, hold.remaining, now_us))
 
     def _of_token(self, seen: Seen) -> Open | None:
+        """Find the hold whose genuine token the job's admin_comment holds."""
         for found in token.find(seen.admin_comment):
             hold = self._keeper.purses.holds.get(found.id)
             if (
@@ -265,7 +276,7 @@ class Upkeep:
         return None
 
     def looked(self, cluster: str, began_us: int, now_us: int) -> int:
-        """The queue was seen whole: what was held before and is not in it, is void."""
+        """Record a complete poll; void older holds whose jobs it does not show."""
         self._keeper.note_poll(cluster, began_us)
         void = [
             hold
@@ -280,7 +291,7 @@ class Upkeep:
         return len(void)
 
     def _void(self, void: Sequence[Open], now_us: int, *, why: str) -> None:
-        """Give back what was held for nothing, and count it against its user."""
+        """Release holds that were placed in vain, and count them against their users."""
         vain: dict[tuple[str, int], float] = {}
         for hold in void:
             key = hold.payer, hold.uid
@@ -295,15 +306,15 @@ class Upkeep:
     def _describe(
         self, hold: Open | None, claim: Claim, job: Description, quote: Quote | None, now_us: int
     ) -> None:
-        """Take what the queue shows of a job, and void what its changes did not come to."""
+        """Store what the queue shows of a job; void holds for changes that it does not show."""
         if hold is not None and self._keeper.describe(hold, job, quote, claim.tasks):
             self._void(self._keeper.extras(hold), now_us, why="the queue does not show the change")
 
     def cover(self, claim: Claim, user: str, now_us: int) -> Covered:
-        """Hold for a job that is in the queue, as much as it needs.
+        """Hold what a queued job needs.
 
         Raises:
-            NoEstimate: Its cluster was never pictured, so nobody can tell what it needs.
+            NoEstimate: The gate has no model of the cluster, so the job cannot be priced.
         """
         keeper = self._keeper
         if keeper.ground.estimator(claim.cluster) is None:
@@ -327,13 +338,13 @@ class Upkeep:
             hold=hold,
         )
         stranger = None if case.mode == "off" else keeper.deciding.stranger(case)
-        # What runs is charged to its account, whoever may not use that.
+        # A running job is charged to its account, even if its user may not use it.
         is_owed = claim.started and claim.mode_credit and case.account in keeper.purses.accounts
         if case.mode == "off" or (stranger is not None and not is_owed):
             self._describe(hold, claim, case.job, None, now_us)
             return self._covered(hold, is_paid=case.free_pass or not stranger, why=stranger or "")
         if hold is not None and case.account != hold.account and not keeper.is_settled(hold):
-            # It may have been moved back since: both accounts hold for it.
+            # The job may have been moved back since: both accounts hold for it.
             return self._covered(hold, is_paid=True, why="")
         possible = keeper.list_possible(hold, claim) if hold is not None else []
         with keeper.without_extras(hold) as extras:
@@ -372,9 +383,9 @@ class Upkeep:
         return self._covered(hold, is_paid=True, why="")
 
     def _describe_unpaid(self, claim: Claim, case: Case, now_us: int) -> Open | None:
-        """Hold nothing for a job that cannot be paid, but know what it asks for.
+        """Place an empty hold for an unaffordable job, to record its request.
 
-        So that the gate decides on its release, whoever sends that.
+        With it, the gate decides on the job's release, whoever sends that.
         """
         keeper = self._keeper
         held = msgspec.structs.replace(case.job, held=True)
@@ -391,10 +402,10 @@ class Upkeep:
         )
 
     def _shrink(self, hold: Open, placing: Placing, *, is_started: bool) -> None:
-        """Hold no more than the queue shows that a job needs."""
+        """Shrink a hold to what the queue shows that the job needs."""
         keeper = self._keeper
         if placing.job.array and hold.started:
-            # A limit that is lowered while tasks run frees nothing: see using.use_of.
+            # A time limit lowered while tasks run frees nothing: see using.use_of.
             before = keeper.store.covered(hold)[0]
             per_task = before.per_task if before is not None else 0
             least = max(placing.needed, placing.quote.tasks * per_task)
@@ -402,7 +413,8 @@ class Upkeep:
                 keeper.shrink(hold, least)
             return
         if is_started or hold.started or not keeper.is_settled(hold):
-            # What ran is charged, and a look from before a change must not undo it.
+            # A started job keeps its hold until it is charged, and a poll from before a change must
+            # not undo it.
             return
         if placing.needed < hold.remaining:
             keeper.shrink(hold, placing.needed)
@@ -415,10 +427,10 @@ class Upkeep:
         whole = self._keeper.store.whole(hold) if hold is not None else None
         return Covered(hold=whole, is_paid=is_paid, why=why)
 
-    # Money
+    # Charges and reservations
 
     def settle(self, settlements: Sequence[Settlement], books: Books | None, now_us: int) -> int:
-        """Take charges off their holds; the last settlement that was taken."""
+        """Deduct charges from their holds; return the last settlement that was applied."""
         keeper = self._keeper
         before = keeper.settled
         for one in sorted(settlements, key=lambda one: one.seq):
@@ -435,6 +447,7 @@ class Upkeep:
         return keeper.settled
 
     def _settle(self, hold: Open, one: Settlement, now_us: int) -> None:
+        """Apply one settlement to its hold; the final one closes it."""
         keeper = self._keeper
         why = one.charge or "it never ran"
         left = max(0, hold.remaining - max(one.amount, one.frees))
@@ -450,7 +463,7 @@ class Upkeep:
         keeper.tell(SETTLED, hold, one.amount, now_us, why=why)
 
     def release(self, hold_id: str, why: str, books: Books | None, now_us: int) -> int:
-        """Give a hold back; how much that was, 0 if it was not open."""
+        """Release a hold; return its remainder, 0 if it was not open."""
         hold = self._keeper.purses.holds.get(hold_id)
         given = self._keeper.give_back(hold, now_us, why=why) if hold is not None else 0
         if books is not None:
@@ -458,11 +471,11 @@ class Upkeep:
         return given
 
     def reserve(self, account: str, amount: int, why: str, allocation: int, now_us: int) -> Hold:
-        """Keep money that is to leave an account from being spent meanwhile.
+        """Hold SU that are to leave an account, so that no job spends them meanwhile.
 
         Raises:
-            BankUsage: There is no such account or allocation, or nothing is to leave.
-            BankRefused: So much is not free.
+            BankUsage: The account or allocation does not exist, or the amount is not positive.
+            BankRefused: The amount is not available.
         """
         keeper = self._keeper
         purses = keeper.purses
@@ -478,7 +491,7 @@ class Upkeep:
         if allocation:
             one = of[allocation]
             own = purses.free(one)
-            # What cannot be drawn on now is nobody else's to spend.
+            # No job can spend an inactive allocation.
             is_active = one in purses.active(account, now_us)
             free = min(free, own) if is_active else own
             shares = ((allocation, amount),)
@@ -506,11 +519,11 @@ class Upkeep:
 
 
 _OVER_US: Final = 60_000_000
-"""What an ended job held is kept so long for its charge to come, in µs."""
+"""Lifetime of a rebuilt hold of an ended job, in µs, until its charge arrives."""
 
 
 def shown(settings: Settings, cluster: str) -> list[JobRecord]:
-    """The jobs of a cluster that carry a token of whomever.
+    """List the jobs of a cluster whose admin_comment holds any token.
 
     Raises:
         SlurmUnavailable: slurmctld does not answer.
@@ -520,7 +533,10 @@ def shown(settings: Settings, cluster: str) -> list[JobRecord]:
 
 
 def remake(keeper: Keeper, cluster: str, records: Iterable[JobRecord], now_us: int) -> int:
-    """Place the holds that are missing; how many. Within one transaction of the store."""
+    """Place the missing holds of these jobs; return their number.
+
+    Call it within one transaction of the store.
+    """
     made = 0
     for record in sorted(records, key=_most_telling):
         found = token.genuine(
@@ -538,7 +554,7 @@ def remake(keeper: Keeper, cluster: str, records: Iterable[JobRecord], now_us: i
 
 
 def _most_telling(record: JobRecord) -> int:
-    """Of an array's many records the one that still waits describes it best, ended ones least."""
+    """Rank an array's records: a waiting one describes it best, ended ones least."""
     if record.state in WAITING:
         return 0
     return 2 if record.state in FINISHED else 1
@@ -547,12 +563,13 @@ def _most_telling(record: JobRecord) -> int:
 def _place(
     keeper: Keeper, cluster: str, record: JobRecord, found: token.Token, now_us: int
 ) -> None:
+    """Place the hold of a job from its token."""
     is_over = record.state in FINISHED
     payer = keeper.purses.payer_of(found.account)
     hold = Open(
         number=keeper.store.next_number(),
         id=found.id,
-        # One of an ended job lapses by time alone: the queue's next look does not void it.
+        # An ended job's hold expires by time only: the next poll does not void it.
         origin="queue" if is_over else "submit",
         cluster=cluster,
         job_id=record.array_job_id or record.job_id,
@@ -574,7 +591,7 @@ def _place(
 
 
 class Remaking:
-    """Asks each cluster until it has answered, or for as long as one may wait for it.
+    """Rebuild missing holds from the jobs' tokens, cluster by cluster, until each has answered.
 
     Args:
         settings: The configuration.
@@ -590,11 +607,11 @@ class Remaking:
 
     @property
     def is_tried(self) -> bool:
-        """Whether all have been asked once."""
+        """Return True if every cluster was asked once."""
         return self._untried <= 0
 
     def run(self, keeper: Keeper, now_us: int) -> None:
-        """Ask the next of those that have not answered yet; one, as it may take its time."""
+        """Ask the next cluster that has not answered; one per call, as it may be slow."""
         self._untried -= 1
         if not self.waiting:
             return
@@ -602,7 +619,7 @@ class Remaking:
         try:
             records = shown(self._settings, cluster)
         except StewardError as error:
-            # Asked again; a slurmctld that is down asks for no jobs either.
+            # Asked again later; a slurmctld that is down sends no requests either.
             log.debug("the holds of cluster %s cannot be made anew yet: %s", cluster, error)
             self.waiting.append(cluster)
             return

@@ -1,4 +1,8 @@
-"""Gates on other hosts: encrypted connections, on which both sides show a certificate."""
+"""TLS connections between gates on different hosts, with certificates on both sides.
+
+`SecurePeer` is a `Peer` over TLS; `tls_listener` and `context_of` make the listening socket and the
+SSL context from [gate].
+"""
 
 import logging
 import socket
@@ -12,11 +16,12 @@ log = logging.getLogger(__name__)
 
 
 class SecurePeer(Peer):
-    """One encrypted connection, to or from another gate."""
+    """One TLS connection to or from another gate."""
 
     socket: ssl.SSLSocket
 
     def _receive(self) -> bytes | None:
+        """Read available bytes: b"" at the end, None if there are none yet."""
         try:
             return self.socket.recv(CHUNK)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -26,6 +31,7 @@ class SecurePeer(Peer):
             return b""
 
     def _send(self) -> int | None:
+        """Send buffered bytes; return their number, None if the peer accepts none now."""
         try:
             return self.socket.send(self.out)
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
@@ -37,10 +43,10 @@ class SecurePeer(Peer):
 
 
 def tls_listener(address: str) -> socket.socket:
-    """A socket on a ``HOST:PORT`` for gates on other hosts.
+    """Listen on ``HOST:PORT`` for gates on other hosts.
 
     Raises:
-        GateUnavailable: It cannot be made.
+        GateUnavailable: The socket cannot be made.
     """
     host, port = split(address)
     try:
@@ -57,7 +63,7 @@ def tls_listener(address: str) -> socket.socket:
 
 
 def context_of(settings: GateSettings, *, serves: bool) -> ssl.SSLContext:
-    """How we prove who we are, and what we want proved: a certificate of the site's own CA.
+    """Make an SSL context that requires peers to have a certificate of the site's CA.
 
     Raises:
         GateUnavailable: A certificate or key cannot be read.

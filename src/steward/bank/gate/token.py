@@ -1,9 +1,9 @@
-"""The token that a job carries in its admin_comment: what was held for it, and for whom.
+"""Tokens in a job's admin_comment, which record its SU hold, and the key that signs them.
 
-Slurm keeps it with the job, so holds can be made anew where the gate's own
-database is lost. It is told from what others write by a MAC over all that it
-says, the cluster and the user, whose secret never leaves Steward's state
-directory. One that was made by somebody else is as if it were not there.
+Slurm stores the token with the job, so the gate can rebuild holds if its database is lost. `make`
+and `find` write and parse tokens; `verify` and `genuine` check the MAC over the token's content,
+cluster and user. Its key never leaves Steward's state directory (`load_secret`, `store_secret`). A
+token without a valid MAC is ignored.
 """
 
 import base64
@@ -21,13 +21,14 @@ import msgspec
 from steward.bank.errors import BankError, GateUnavailable
 
 KEY_FILE: Final = "gate.key"
+"""Name of the key's file in the state directory."""
 SECRET_BYTES: Final = 32
 _ID_LETTERS: Final = 16
 _LETTERS: Final = bytes(b"abcdefghijklmnopqrstuvwxyz234567"[byte % 32] for byte in range(256))
-"""A letter for each byte, every letter for as many."""
+"""A letter for each byte value; every letter stands for equally many."""
 _MAC_BYTES: Final = 16
 _VERSION: Final = "1"
-# Bounded everywhere: an admin_comment is text that others write too.
+# All parts have bounded lengths: others write into an admin_comment, too.
 _TOKEN: Final = re.compile(
     r"(?<![A-Za-z0-9=.])steward=1\.([a-z2-7]{16})\.([0-9]{1,19})\.([0-9]{1,12})"
     r"\.([a-z2-7]{0,512})\.([a-z2-7]{26})(?![A-Za-z0-9.])"
@@ -35,14 +36,14 @@ _TOKEN: Final = re.compile(
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """A token as it was found; whether it is genuine :func:`verify` says.
+    """A parsed token; :func:`verify` tells whether it is genuine.
 
     Attributes:
         id: The hold's id.
-        amount: What was held at first, micro-SU.
-        expires_s: When the hold is voided unless Slurm shows the job, s since the epoch.
-        account: Who pays.
-        mac: What proves it.
+        amount: The initially held amount, micro-SU.
+        expires_s: When the hold expires unless Slurm shows the job, s since the epoch.
+        account: The account that pays.
+        mac: The MAC that proves it.
         text: The whole token.
     """
 
@@ -55,20 +56,20 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_id() -> str:
-    """An id that no other hold has."""
+    """Generate the id of a new hold."""
     return secrets.token_bytes(_ID_LETTERS).translate(_LETTERS).decode("ascii")
 
 
 def make(
     secret: bytes, hold_id: str, amount: int, expires_s: int, account: str, cluster: str, uid: int
 ) -> str:
-    """The token of a hold."""
+    """Make the token of a hold."""
     head = f"{_VERSION}.{hold_id}.{amount}.{expires_s}.{_written(account)}"
     return f"steward={head}.{_mac(secret, head, cluster, uid)}"
 
 
 def find(text: str) -> list[Token]:
-    """The tokens in an admin_comment, whatever stands around them, genuine or not."""
+    """Parse all tokens in an admin_comment, genuine or not."""
     if "steward=" not in text:
         return []
     found = []
@@ -89,13 +90,13 @@ def find(text: str) -> list[Token]:
 
 
 def verify(token: Token, secret: bytes, cluster: str, uid: int) -> bool:
-    """Whether we made it, for a job of this user on this cluster."""
+    """Return True if Steward made the token for a job of this user on this cluster."""
     head = token.text.removeprefix("steward=").rpartition(".")[0]
     return hmac.compare_digest(_mac(secret, head, cluster, uid), token.mac)
 
 
 def genuine(text: str, secret: bytes, cluster: str, uid: int) -> Token | None:
-    """The first token in an admin_comment that we made for this user's job; None without one."""
+    """Return the first genuine token of this user's job in an admin_comment; None if none."""
     for token in find(text):
         if verify(token, secret, cluster, uid):
             return token
@@ -103,18 +104,18 @@ def genuine(text: str, secret: bytes, cluster: str, uid: int) -> Token | None:
 
 
 def without(text: str) -> str:
-    """An admin_comment without the tokens in it."""
+    """Remove all tokens from an admin_comment."""
     return " ".join(_TOKEN.sub(" ", text).split()) if "steward=" in text else text
 
 
 def load_secret(state_dir: str) -> bytes:
-    """The secret that tokens are made with; made at the first call.
+    """Read the key that signs tokens; create it at the first call.
 
-    It lies beside gate.db, not in it: whoever deletes that loses no token.
+    It is in a file beside gate.db: deleting the database invalidates no token.
 
     Raises:
         GateUnavailable: The file cannot be read or written now.
-        BankError: It holds something else.
+        BankError: The file does not hold a key.
     """
     path = os.path.join(state_dir, KEY_FILE)
     try:
@@ -130,15 +131,15 @@ def load_secret(state_dir: str) -> bytes:
 
 
 def store_secret(state_dir: str, secret: bytes, *, is_first: bool = False) -> None:
-    """Write the secret down, whole or not at all.
+    """Write the key to its file, atomically.
 
     Args:
         state_dir: The directory that holds it.
-        secret: What is written.
-        is_first: Whether one that is there already stays.
+        secret: The key.
+        is_first: Whether to keep a key that exists already.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     path = os.path.join(state_dir, KEY_FILE)
     made = f"{path}.{os.getpid()}"
@@ -153,7 +154,7 @@ def store_secret(state_dir: str, secret: bytes, *, is_first: bool = False) -> No
         else:
             os.replace(made, path)
     except FileExistsError:
-        pass  # another process was first, and its secret is the one
+        pass  # another process was first, and its key counts
     finally:
         if os.path.exists(made):
             os.unlink(made)
@@ -165,10 +166,10 @@ def store_secret(state_dir: str, secret: bytes, *, is_first: bool = False) -> No
 
 
 def parse_secret(text: str, path: str = "") -> bytes:
-    """The secret that a text holds.
+    """Parse a key from its hexadecimal text.
 
     Raises:
-        BankError: It holds none.
+        BankError: The text holds no key.
     """
     try:
         secret = bytes.fromhex(text.strip())
@@ -193,13 +194,15 @@ def _written(account: str) -> str:
 
 
 def _account(text: str) -> str | None:
+    """Decode the account's name in a token; None if it is malformed."""
     try:
         return base64.b32decode(text.upper() + "=" * (-len(text) % 8)).decode()
     except (binascii.Error, ValueError):
-        return None  # not one of ours, then
+        return None  # not a token of Steward's
 
 
 def _mac(secret: bytes, head: str, cluster: str, uid: int) -> str:
+    """Compute the MAC of a token's content for a cluster and a user."""
     mac = _keyed(secret).copy()
     mac.update(f"{head}\0{cluster}\0{uid}".encode())
     return _text(mac.digest()[:_MAC_BYTES])
@@ -207,6 +210,6 @@ def _mac(secret: bytes, head: str, cluster: str, uid: int) -> str:
 
 @lru_cache(maxsize=8)
 def _keyed(secret: bytes) -> hmac.HMAC:
-    # slurmctld waits for each token: to look the algorithm up and to take the key in each time
-    # makes a MAC cost twice as much where the processor has done something else meanwhile.
+    # slurmctld waits for each token. Setting up the algorithm and key each time doubles the cost of
+    # a MAC when the processor's caches are cold.
     return hmac.new(secret, digestmod=hashlib.sha256)

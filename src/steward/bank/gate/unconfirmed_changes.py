@@ -1,6 +1,8 @@
 """Pending changes of a job: descriptions it may have, since Slurm may have rejected any change.
 
-slurmctld asks the gate before it checks an update, and never reports the result. See
+slurmctld asks the gate before it checks an update, and never reports the result. `add_change`
+appends a change; the `list_...` functions enumerate the descriptions that the job, or its array
+tasks, may have now; `is_covered` and `is_at_most` compare descriptions. Used by `holds.py`. See
 docs/decisions/0046-pending-changes.md.
 """
 
@@ -164,6 +166,6 @@ def set_limit(job: Description, limit_min: int | None) -> Description:
 
 
 def _is_limit(change: Description) -> bool:
-    """Whether a change is of the time limit alone."""
+    """Return True if a change sets the time limit alone."""
     only = Description(uid=change.uid, job_id=change.job_id, time_limit_min=change.time_limit_min)
     return change == only and (change.time_limit_min or 0) > 0

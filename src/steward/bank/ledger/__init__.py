@@ -1,7 +1,10 @@
-"""The ledger: accounts, allocations, and every movement of money between them, for ever.
+"""Ledger of the bank: accounts, allocations and every movement of service units (SU).
 
-What is here is light to import; the rest of the package, which needs SQLAlchemy,
-is loaded by :func:`open_ledger`.
+Double-entry bookkeeping on SQLite or PostgreSQL. Ledger transactions are never changed or
+deleted; a correction is another transaction. Amounts are integer micro-SU.
+
+Importing this package is cheap: it re-exports the record types. :func:`open_ledger` loads
+the rest, which needs SQLAlchemy.
 """
 
 from collections.abc import Callable
@@ -70,16 +73,16 @@ __all__ = [
 
 
 def open_ledger(settings: Settings, now: Callable[[], datetime] = utc_now) -> "Ledger":
-    """Open the ledger, make it if there is none, and bring its schema up to date.
+    """Open the ledger, create it if it does not exist, and upgrade its schema.
 
     Args:
         settings: The configuration, for ``[bank]`` and the state directory.
         now: The clock.
 
     Raises:
-        LedgerUnavailable: Its database cannot be used now.
+        LedgerUnavailable: The database cannot be used now.
         BankError: The setting names no database, or a newer Steward made this one.
-        SqliteError: The file cannot be used as it is.
+        SqliteError: The file is not a usable SQLite database.
     """
     from steward.bank.ledger.engine import Database, url_of
     from steward.bank.ledger.ledger import Ledger

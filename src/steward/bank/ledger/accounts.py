@@ -1,4 +1,9 @@
-"""Accounts and the users in them: made, changed and closed, never deleted."""
+"""Bank accounts and their users: create, change, close and look up, within a transaction.
+
+:class:`Accounts` is the table access that every other part of the ledger uses. Accounts are
+closed, never deleted. An account may have a parent, and may draw on it: then the nearest
+account above that has money of its own pays (:meth:`Accounts.payer`). Amounts are micro-SU.
+"""
 
 import re
 from collections.abc import Sequence
@@ -15,11 +20,13 @@ from steward.bank.money import MOST
 from steward.core.timestamps import micros, moment
 
 _NAME: Final = re.compile(r"[^\s,\x00-\x1f\x7f]{1,100}")
+"""Valid names of accounts and users."""
 _DEEPEST: Final = 100
+"""Maximum depth of the account tree."""
 
 
 class Accounts:
-    """What can be asked of and done to accounts.
+    """Create, change and query bank accounts and their users.
 
     Args:
         session: The transaction.
@@ -27,14 +34,16 @@ class Accounts:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        # In a transaction nobody else changes them.
+        # Cache by name: nobody else can change accounts during this transaction.
         self._known: dict[str, Account | None] = {}
 
     def create(self, new: Account, by: By) -> Account:
-        """Create an account, with its open-ended allocation, or take one over.
+        """Create an account with its open-ended allocation, or adopt an unknown one.
+
+        An unknown account exists because something was charged to it before anyone created it.
 
         Raises:
-            BankUsage: There is one of that name, its name is none, or its parent is unknown.
+            BankUsage: The name is taken or invalid, or the parent does not exist.
         """
         session = self._session
         new = _checked(new)
@@ -60,7 +69,7 @@ class Accounts:
         return msgspec.structs.replace(new, known=True, created=created)
 
     def make(self, new: Account, by: By) -> None:
-        """Enter an account and its open-ended allocation, unchecked."""
+        """Insert an account and its open-ended allocation, without checks."""
         session = self._session
         now_us = micros(session.now(by))
         columns = _columns(new)
@@ -94,10 +103,10 @@ class Accounts:
         closed: bool | None = None,
         note: str | None = None,
     ) -> Account:
-        """Change what is given; None leaves a thing as it is.
+        """Change the given properties of an account; None leaves a property unchanged.
 
         Raises:
-            BankUsage: There is no such account, or parents would go round in a circle.
+            BankUsage: The account does not exist, or the parents would form a cycle.
         """
         session = self._session
         given = {
@@ -131,7 +140,7 @@ class Accounts:
         return after
 
     def get(self, name: str) -> Account | None:
-        """The account of a name."""
+        """Return the account of this name, or None; unknown accounts included."""
         name = clean(name.lower())
         if name not in self._known:
             found = self._session.row(select(account).where(account.c.name == name))
@@ -139,10 +148,10 @@ class Accounts:
         return self._known[name]
 
     def need(self, name: str) -> Account:
-        """The account of a name.
+        """Return the account of this name.
 
         Raises:
-            BankUsage: There is none.
+            BankUsage: The account does not exist.
         """
         found = self.get(name)
         if found is None or not found.known:
@@ -152,26 +161,26 @@ class Accounts:
         return found
 
     def all(self, unknown: bool = False) -> list[Account]:
-        """Every account, by name; with ``unknown`` also those that nobody created."""
+        """List all accounts by name; with ``unknown`` also those that nobody created."""
         chosen = select(account).order_by(account.c.name)
         if not unknown:
             chosen = chosen.where(account.c.known == 1)
         return [_account(row) for row in self._session.rows(chosen)]
 
     def changed(self, after_seq: int) -> list[Account]:
-        """The accounts that have changed after a position, by name; all for 0, unknown ones too."""
+        """List accounts changed after a sequence number, by name; all, unknown ones too, for 0."""
         chosen = select(account).order_by(account.c.name)
         if after_seq:
             chosen = chosen.where(account.c.seq > after_seq)
         return [_account(row) for row in self._session.rows(chosen)]
 
     def children(self, name: str) -> list[Account]:
-        """The accounts right below one."""
+        """List the direct children of an account."""
         chosen = select(account).where(account.c.parent == clean(name.lower()))
         return [_account(row) for row in self._session.rows(chosen.order_by(account.c.name))]
 
     def led_by(self, user: str, coordinated: frozenset[str]) -> frozenset[str]:
-        """The accounts that a user owns or coordinates, and all below these."""
+        """Return the accounts that a user owns or coordinates, with all accounts below them."""
         accounts = self.all(unknown=True)
         below: dict[str, list[str]] = {}
         for each in accounts:
@@ -186,10 +195,10 @@ class Accounts:
         return frozenset(led)
 
     def payer(self, name: str) -> str:
-        """The account that pays for one: itself, or the nearest above that has money of its own.
+        """Return the account that pays for this one: itself, or the nearest with own money.
 
         Raises:
-            BankUsage: There is no such account.
+            BankUsage: The account does not exist, or its parents form a cycle.
         """
         found = self.get(name)
         if found is None:
@@ -204,10 +213,10 @@ class Accounts:
     def set_user(
         self, name: str, user: str, by: By, *, limit: int | None, listed: bool = True
     ) -> Member:
-        """Put a user into an account, or change the limit of one who is in it.
+        """Add a user to an account, or change the limit of a user who is in it.
 
         Raises:
-            BankUsage: There is no such account, or the limit is none.
+            BankUsage: The account does not exist, or the limit or user name is invalid.
         """
         session = self._session
         found = self.need(name)
@@ -223,10 +232,10 @@ class Accounts:
         return next(each for each in self.users(found.name) if each.user == user)
 
     def drop_user(self, name: str, user: str, by: By) -> None:
-        """Take a user out of an account; what was spent stays on record.
+        """Remove a user from an account; the amount spent stays on record.
 
         Raises:
-            BankUsage: There is no such account, or no such user in it.
+            BankUsage: The account does not exist, or the user is not in it.
         """
         session = self._session
         found = self.need(name)
@@ -239,7 +248,7 @@ class Accounts:
         self._put_member(found.name, user, limit_amount=None, listed=0)
 
     def spend(self, name: str, user: str, amount: int) -> None:
-        """Note what a user has spent of an account; below zero for what was given back."""
+        """Add to the amount a user has spent of an account; negative for a refund."""
         if not user or not amount:
             return
         where = (member.c.account == name, member.c.name == user)
@@ -249,11 +258,11 @@ class Accounts:
             self._put_member(name, user, limit_amount=None, listed=0, spent=amount)
 
     def users(self, name: str) -> list[Member]:
-        """Those who are in an account, or have spent of it."""
+        """List the users who are in an account or have spent of it."""
         return self._members(member.c.account == clean(name.lower()))
 
     def of_user(self, user: str) -> list[Member]:
-        """The accounts that a user is in, or has spent of."""
+        """List the accounts that a user is in or has spent of."""
         return self._members(member.c.name == clean(user))
 
     def _members(self, condition: Any) -> list[Member]:
@@ -261,12 +270,14 @@ class Accounts:
         return [_member(row) for row in self._session.rows(chosen)]
 
     def _put_member(self, name: str, user: str, **values: int | None) -> None:
+        """Update the row of a user in an account, or insert it."""
         where = (member.c.account == name, member.c.name == user)
         if not self._session.run(update(member).where(*where).values(**values)):
             new: dict[str, int | None] = {"limit_amount": None, "spent": 0, "listed": 0}
             self._session.run(insert(member).values(account=name, name=user, **(new | values)))
 
     def _check_parent(self, name: str, parent: str, draws: bool) -> None:
+        """Reject a parent that does not exist or would form a cycle."""
         if not parent:
             if draws:
                 raise BankUsage(f"{name} has no parent to draw on: name one", name)
@@ -281,6 +292,7 @@ class Accounts:
         raise BankUsage(f"{parent} cannot be above {name}, since it is below it", parent)
 
     def _refuse_money(self, name: str) -> None:
+        """Reject drawing on the parent while the account has balances of its own."""
         held = self._session.value(
             select(func.count()).where(pot.c.account == name, pot.c.balance != 0)
         )
@@ -292,6 +304,7 @@ class Accounts:
 
 
 def _checked(wanted: Account) -> Account:
+    """Check the fields of an account and return it normalized."""
     name = clean(wanted.name.lower())
     if not _NAME.fullmatch(name):
         raise BankUsage(f"{wanted.name!r} cannot be an account's name", wanted.name)
@@ -307,6 +320,7 @@ def _checked(wanted: Account) -> Account:
 
 
 def _columns(known: Account) -> dict[str, Any]:
+    """Return the column values of an account's row."""
     return {
         "name": known.name,
         "parent": known.parent,

@@ -1,4 +1,12 @@
-"""Allocations: money that an account can draw on from one day to another."""
+"""Allocations: service units granted to an account for a period, spent earliest end first.
+
+:func:`drawn` and :func:`returned` divide a payment or repayment among allocations;
+:class:`Allocations` creates, changes and queries them; :func:`expire` empties those that
+have ended, into the next allocation (rollover "next") or into the pot of expired money.
+
+Each account also has one open-ended allocation, which never ends and alone may go below
+zero. Amounts are micro-SU.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -16,14 +24,16 @@ from steward.bank.records import Share
 from steward.core.timestamps import micros, moment
 
 _NEVER: Final = 2**63
+"""End of an open-ended allocation for sorting, after any time."""
 
 
 def in_order_of_end(allocations: Iterable[Allocation]) -> list[Allocation]:
-    """Allocations as they are drawn on: those that end first go first, the open-ended one last."""
+    """Sort allocations in spending order: by end, the open-ended one last."""
     return sorted(allocations, key=_order)
 
 
 def _order(allocation: Allocation) -> tuple[float, int]:
+    """Return the sort key: end, then number."""
     end = allocation.end
     return (_NEVER if end is None else end.timestamp(), allocation.number)
 
@@ -34,17 +44,16 @@ def drawn(
     shares: Sequence[Share] = (),
     already: Mapping[int, int] | None = None,
 ) -> dict[int, int]:
-    """What each allocation pays of an amount.
+    """Divide a payment among allocations.
 
-    First those named in ``shares``, as far as they are held for it and there is something in
-    them; then the others in the order of their end; what is still missing takes the open-ended
-    one below zero.
+    Allocations named in ``shares`` pay first, up to their share and their balance; then the
+    others in the order of their end. The open-ended one pays the rest and may go below zero.
 
     Args:
-        amount: To be paid.
-        allocations: All that may pay, the open-ended one among them.
-        shares: Which are to pay first, and how much.
-        already: What each has paid of its share before.
+        amount: Amount to pay, in micro-SU.
+        allocations: All that may pay, including the open-ended one.
+        shares: Allocations that pay first, and up to how much.
+        already: Amount of its share that each has already paid.
     """
     ordered = in_order_of_end(allocations)
     left = {each.number: max(each.balance, 0) for each in ordered}
@@ -71,12 +80,12 @@ def drawn(
 def returned(
     amount: int, paid: Mapping[int, int], allocations: Sequence[Allocation]
 ) -> dict[int, int]:
-    """What each allocation gets back of an amount that it paid: the last that was drawn first.
+    """Divide a repayment among the allocations that paid, latest end first.
 
     Args:
-        amount: To be given back; no more than was paid.
-        paid: What each has paid.
-        allocations: At least those that have.
+        amount: Amount to return, in micro-SU; at most the amount paid.
+        paid: Amount that each allocation paid.
+        allocations: At least all those that paid.
     """
     given: dict[int, int] = {}
     for each in reversed(in_order_of_end(allocations)):
@@ -88,16 +97,16 @@ def returned(
 
 
 def beyond(balance: int, credit: int) -> int:
-    """How far an open-ended allocation is below what its account may owe."""
+    """Return how far an open-ended balance is below the account's credit limit; 0 if not."""
     return max(0, -balance - credit)
 
 
 class Allocations:
-    """What can be asked of and done to allocations.
+    """Create, change and query allocations.
 
     Args:
         session: The transaction.
-        accounts: The accounts in it.
+        accounts: The accounts of the same transaction.
     """
 
     def __init__(self, session: Session, accounts: Accounts) -> None:
@@ -115,7 +124,7 @@ class Allocations:
         rollover: Rollover = "none",
         note: str = "",
     ) -> Allocation:
-        """Create an allocation, and deposit an amount in it.
+        """Create an allocation and deposit an amount in it.
 
         Args:
             account: Name of the account.
@@ -128,7 +137,7 @@ class Allocations:
             note: Free text.
 
         Raises:
-            BankUsage: There is no such account, or the times or the amount are none.
+            BankUsage: The account does not exist, or the times or the amount are invalid.
         """
         session = self._session
         whose = takes_money(self._accounts.need(account))
@@ -177,11 +186,11 @@ class Allocations:
         rollover: Rollover | None = None,
         note: str | None = None,
     ) -> Allocation:
-        """Change what is given; None leaves a thing as it is.
+        """Change the given properties of an allocation; None leaves a property unchanged.
 
         Raises:
-            BankUsage: There is no such allocation, it is the open-ended one, or it would end
-                before it begins.
+            BankUsage: The allocation does not exist, is the open-ended one, or would end before it
+                begins.
         """
         session = self._session
         before = self._need(number)
@@ -207,16 +216,16 @@ class Allocations:
         return self._need(number)
 
     def get(self, number: int) -> Allocation | None:
-        """The allocation of a number."""
+        """Return the allocation of this number, or None."""
         found = self._session.row(select(pot).where(pot.c.number == number, pot.c.number > 0))
         return None if found is None else _allocation(found)
 
     def of(self, account: str, ended: bool = False) -> list[Allocation]:
-        """An account's own allocations, those that end first before the others.
+        """List an account's own allocations, earliest end first.
 
         Args:
             account: The account's name.
-            ended: Whether those that have ended are among them.
+            ended: Whether to include allocations that have ended.
         """
         chosen = select(pot).where(pot.c.account == clean(account.lower()))
         if not ended:
@@ -225,10 +234,10 @@ class Allocations:
         return self.chosen(chosen)
 
     def open_ended(self, account: str) -> Allocation:
-        """The allocation of an account that never ends.
+        """Return the open-ended allocation of an account.
 
         Raises:
-            BankUsage: There is no such account.
+            BankUsage: The account does not exist.
         """
         chosen = select(pot).where(pot.c.account == clean(account.lower()), pot.c.end_us.is_(None))
         found = self.chosen(chosen)
@@ -237,15 +246,15 @@ class Allocations:
         return found[0]
 
     def chosen(self, statement: Any) -> list[Allocation]:
-        """The allocations that a statement on the table of pots chooses."""
+        """List the allocations that a SELECT on the table ``pot`` returns, earliest end first."""
         ordered = statement.order_by(pot.c.end_us.is_(None), pot.c.end_us, pot.c.number)
         return [_allocation(row) for row in self._session.rows(ordered)]
 
     def of_account(self, account: str, number: int) -> Allocation:
-        """An allocation that has to be an account's; its open-ended one for 0.
+        """Return an allocation of this account by number; its open-ended one for 0.
 
         Raises:
-            BankUsage: It is none of its.
+            BankUsage: The allocation does not exist or belongs to another account.
         """
         if not number:
             return self.open_ended(account)
@@ -255,25 +264,27 @@ class Allocations:
         return found
 
     def needed(self, numbers: Sequence[int]) -> list[Allocation]:
-        """Allocations by their numbers, those that end first before the others."""
+        """List allocations by number, earliest end first."""
         return self.chosen(select(pot).where(pot.c.number.in_(numbers), pot.c.number > 0))
 
     def _need(self, number: int) -> Allocation:
+        """Return an allocation by number, or raise NotInBank."""
         found = self.get(number)
         if found is None:
             raise NotInBank(f"there is no allocation {number}", number)
         return found
 
     def _made_by(self, made: int) -> Allocation:
+        """Return the allocation that a ledger transaction created."""
         (found,) = self.chosen(select(pot).where(pot.c.made_by == made))
         return found
 
 
 def takes_money(account: Account) -> Account:
-    """An account that money can be given to.
+    """Return the account if it can receive money.
 
     Raises:
-        BankUsage: It is closed, or has no money of its own.
+        BankUsage: The account is closed, or draws on its parent.
     """
     if account.closed:
         raise BankUsage(f"the account {account.name} is closed", account.name)
@@ -304,20 +315,20 @@ def expire(
     by: By,
     kept: Mapping[int, int],
 ) -> list[Transfer]:
-    """Empty the allocations that have ended: what is left expires, or moves on.
+    """Empty the allocations that have ended: the balance expires or rolls over.
 
     Args:
         session: The transaction.
-        allocations: The allocations in it.
-        moves: The transfers in it.
-        by: Who does it; ``by.at`` is the present.
-        kept: By allocation, what jobs that started on it may still need: that stays, to be
-            emptied when they have ended.
+        allocations: The allocations of the same transaction.
+        moves: Makes the transfers.
+        by: Author; ``by.at`` is the present.
+        kept: By allocation number, the amount that jobs which started on it may still need. It
+            stays until those jobs have ended.
     """
     now_us = micros(session.now(by))
     ended = select(pot.c.number).where(pot.c.end_us <= now_us, pot.c.balance > 0)
     made: list[Transfer] = []
-    # What moves on into an allocation that has ended as well moves on with what is in that.
+    # A rollover into an allocation that has ended too rolls on with that one's balance.
     waiting = {row.number for row in session.rows(ended)}
     while waiting:
         each = allocations.needed(list(waiting))[0]
@@ -335,6 +346,7 @@ def expire(
 def _emptied(
     moves: Moves, by: By, ended: Allocation, amount: int, target: Allocation | None
 ) -> Transfer:
+    """Move the balance of an ended allocation to its rollover target, or let it expire."""
     why, where = f"allocation {ended.number} has ended", EXPIRED
     if target is not None:
         why, where = f"{why}: on to {target.number}", target.number
@@ -348,11 +360,11 @@ def _emptied(
 
 
 def _next(ended: Allocation, others: Sequence[Allocation]) -> Allocation | None:
-    """Where what is left moves on to: the next that begins, of those that end later."""
+    """Return the rollover target: of the allocations that end later, the one that begins next."""
     if ended.rollover != "next" or ended.end is None:
         return None
     later = [each for each in others if each.end is not None and each.end > ended.end]
     if later:
         return min(later, key=lambda each: (each.begin, each.number))
-    # Nothing follows yet: what is to move on must not be lost meanwhile.
+    # No later allocation exists yet: the open-ended one keeps the balance meanwhile.
     return next((each for each in others if each.end is None), None)

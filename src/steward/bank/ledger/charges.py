@@ -1,7 +1,12 @@
-"""What jobs cost: posted once by its key, corrected by further transfers, kept as it was.
+"""Charges of job runs in the ledger: post, correct, refund and query.
 
-A charge is what a run comes to altogether. Posting it again takes or gives back only
-the difference, so that a repeat is harmless, and a crash in between as well.
+A charge is the total price of a run, identified by its key. Posting the same key again takes
+or gives back only the difference, so repeats and crashes in between are harmless. Every
+posted version is kept for ever, and corrections are further transfers.
+
+:class:`Charges` is the entry point (billing calls ``charge``); :class:`Paying` moves the
+money between allocations; :class:`Standing` is a charge's state meanwhile. All amounts are
+micro-SU.
 """
 
 from collections.abc import Collection, Sequence
@@ -34,16 +39,16 @@ from steward.core.timestamps import micros, moment
 
 @dataclass
 class Standing:
-    """How a charge stands while it is posted.
+    """State of a charge while it is posted.
 
     Attributes:
-        number: Its number.
-        key: Its key.
-        account: Which account it is charged to.
-        user: Whose it is.
-        payer: The account that pays.
-        overdraw: The part of it that went beyond the payer's means.
-        paid: What each allocation has paid.
+        number: Row number of the charge.
+        key: Its idempotency key.
+        account: Account that is charged.
+        user: Owner of the job.
+        payer: Account that pays.
+        overdraw: Part of the charge beyond the payer's balance and credit limit, in micro-SU.
+        paid: Amount that each allocation has paid, by allocation number.
     """
 
     number: int
@@ -56,18 +61,18 @@ class Standing:
 
     @property
     def due(self) -> int:
-        """What was paid altogether."""
+        """Return the sum paid by all allocations."""
         return sum(self.paid.values())
 
 
 class Paying:
-    """Moves money for charges.
+    """Move money from and to allocations for charges.
 
     Args:
         session: The transaction.
-        accounts: The accounts in it.
-        allocations: The allocations in it.
-        moves: The transfers in it.
+        accounts: The accounts of the same transaction.
+        allocations: The allocations of the same transaction.
+        moves: Makes the transfers.
     """
 
     def __init__(
@@ -81,7 +86,7 @@ class Paying:
     def take(
         self, stands: Standing, new: Charge, amount: int, by: By, why: str, is_first: bool
     ) -> Transfer:
-        """Take what is missing from the allocations that were there when the run began."""
+        """Take an amount from the allocations that were active when the run began."""
         there = self._there(stands.payer, began(new) or self._session.now(by))
         taken = drawn(amount, there, new.shares, stands.paid)
         open_ended = there[-1]
@@ -106,14 +111,14 @@ class Paying:
     def give_back(
         self, stands: Standing, amount: int, by: By, why: str, *, refund_asked: str = ""
     ) -> Transfer:
-        """Give back a part, to the allocations that were drawn on last before the others.
+        """Give an amount back, first to the allocations that were drawn on last.
 
         Args:
             stands: The charge.
-            amount: How much; no more than was paid.
-            by: Who does it.
+            amount: Amount, in micro-SU; at most the amount paid.
+            by: Author.
             why: The reason.
-            refund_asked: What a caller asked for who wants it back by hand.
+            refund_asked: The request's text for a manual refund; "" for a correction.
         """
         those = self._allocations.needed(list(stands.paid))
         back = returned(amount, stands.paid, those)
@@ -137,10 +142,10 @@ class Paying:
         return made
 
     def refuse_beyond(self, new: Charge, payer: str, amount: int) -> None:
-        """Refuse what would take an account further below its means.
+        """Reject a charge beyond the payer's balance and credit limit.
 
         Raises:
-            BankRefused: It would.
+            BankRefused: The amount exceeds them.
         """
         if amount <= 0:
             return
@@ -150,7 +155,7 @@ class Paying:
             raise BankRefused(f"{payer} cannot pay {amount} micro-SU", payer)
 
     def paid(self, number: int) -> dict[int, int]:
-        """What each allocation has paid of a charge until now."""
+        """Return the net amount that each allocation has paid of a charge."""
         chosen = (
             select(entry.c.pot, func.sum(entry.c.amount).label("amount"))
             .join(act, act.c.number == entry.c.act)
@@ -160,7 +165,7 @@ class Paying:
         return {row.pot: -int(row.amount) for row in self._session.rows(chosen) if row.amount}
 
     def _there(self, payer: str, at: datetime) -> list[Allocation]:
-        """The allocations that can pay for a run of a time, the open-ended one last."""
+        """List the allocations active at a time, the open-ended one last."""
         return [each for each in self._allocations.of(payer, ended=True) if each.active(at)]
 
     def _credit(self, payer: str) -> int:
@@ -169,7 +174,7 @@ class Paying:
 
 
 def began(new: Charge) -> datetime | None:
-    """When the run that is charged began; None where that is not told."""
+    """Return when the charged run began, or None if unknown."""
     return new.use.start if new.use is not None else None
 
 
@@ -178,13 +183,13 @@ _decoder: Final = msgspec.json.Decoder(Charge)
 
 
 class Charges:
-    """What can be asked of and done to charges.
+    """Post, refund and query charges.
 
     Args:
         session: The transaction.
-        accounts: The accounts in it.
-        allocations: The allocations in it.
-        moves: The transfers in it.
+        accounts: The accounts of the same transaction.
+        allocations: The allocations of the same transaction.
+        moves: Makes the transfers.
     """
 
     def __init__(
@@ -196,13 +201,13 @@ class Charges:
         self._paying = Paying(session, accounts, allocations, moves)
 
     def charge(self, wanted: Charge, by: By) -> Charged:
-        """Have a charge come to an amount: take what is missing, or give back what is too much.
+        """Post a charge: take what is missing, or give back the excess, up to its amount.
 
-        An account that nobody knows is entered, so that what was used is on record.
+        An account that does not exist is created as unknown, so that the usage is on record.
 
         Raises:
-            BankRefused: It would go beyond the account's means, and may not.
-            BankUsage: The amount is below zero, or beyond all measure.
+            BankRefused: It exceeds the payer's available money and must not overdraw.
+            BankUsage: The amount is negative or too large.
         """
         new = _checked(wanted)
         row = self._row(new.key)
@@ -234,11 +239,11 @@ class Charges:
         return _charged(stands, added=added, made=made, is_first=row is None)
 
     def refund(self, key: str, by: By, amount: int | None = None) -> Transfer:
-        """Give back a part of a charge, or all of it; later corrections keep that.
+        """Refund part or all of a charge; later corrections leave the refund in place.
 
         Raises:
-            BankRefused: It did not come to so much.
-            BankUsage: There is no such charge, nothing to give back, or the amount is none.
+            BankRefused: The amount is more than the charge.
+            BankUsage: The charge does not exist, or the amount is invalid.
         """
         row = self._need(key)
         asked = asking("refund_charge", key, amount)
@@ -262,26 +267,26 @@ class Charges:
         return made
 
     def get(self, key: str) -> ChargeRow | None:
-        """The charge of a key."""
+        """Return the charge with this key, or None."""
         row = self._row(key)
         return None if row is None else _shown(row)
 
     def of_job(
         self, cluster: str, job_id: int, first_submit: datetime | None = None
     ) -> list[ChargeRow]:
-        """The charges of a job's runs and their pieces; of all that had its id, if need be."""
+        """List the charges of a job's runs; without ``first_submit``, of every job of that id."""
         chosen = select(charge).where(charge.c.cluster == cluster, charge.c.job_id == job_id)
         if first_submit is not None:
             chosen = chosen.where(charge.c.first_submit_us == micros(first_submit))
         return [_shown(row) for row in self._session.rows(chosen.order_by(charge.c.number))]
 
     def of_jobs(self, cluster: str, job_ids: Collection[int]) -> list[ChargeRow]:
-        """The charges of several jobs' runs and their pieces, by their raw ids."""
+        """List the charges of several jobs' runs, by raw job id."""
         chosen = select(charge).where(charge.c.cluster == cluster, charge.c.job_id.in_(job_ids))
         return [_shown(row) for row in self._session.rows(chosen.order_by(charge.c.number))]
 
     def changed(self, after: int, limit: int = 500) -> list[tuple[int, str, ChargeRow]]:
-        """The charges that acts behind a number are about: the act's number, who did it, and it."""
+        """List charges changed after a transaction number: (transaction number, author, charge)."""
         columns = (act.c.number.label("act_number"), act.c.who.label("act_who"), charge)
         chosen = (
             select(*columns)
@@ -293,7 +298,7 @@ class Charges:
         return [(row.act_number, row.act_who, _shown(row)) for row in self._session.rows(chosen)]
 
     def versions(self, key: str) -> list[ChargeVersion]:
-        """A charge as it was posted, the first first."""
+        """List the posted versions of a charge, oldest first."""
         number = self._need(key).number
         chosen = select(charge_version).where(charge_version.c.charge == number)
         return [
@@ -312,7 +317,7 @@ class Charges:
     def since(
         self, at: datetime, cluster: str = "", limit: int = 1000, after: str = ""
     ) -> list[ChargeRow]:
-        """Charges of runs that began at a time or later, by key, behind the key ``after``."""
+        """List charges of runs that began at or after a time, by key, after the key ``after``."""
         chosen = select(charge).where(charge.c.begin_us >= micros(at), charge.c.key > after)
         if cluster:
             chosen = chosen.where(charge.c.cluster == cluster)
@@ -325,6 +330,7 @@ class Charges:
             self._accounts.make(Account(name=name, known=False, note=note), by)
 
     def _standing(self, row: "Row[Any]") -> Standing:
+        """Return the current state of a stored charge."""
         return Standing(
             number=row.number,
             key=row.key,
@@ -336,7 +342,7 @@ class Charges:
         )
 
     def _anew(self, new: Charge, payer: str, before: Standing | None) -> Standing:
-        """A charge that nobody has paid yet."""
+        """Return the state of a charge that nobody has paid yet."""
         if before is not None:
             number = before.number
         else:
@@ -346,7 +352,7 @@ class Charges:
         )
 
     def _write(self, stands: Standing, new: Charge, by: By, version: int) -> None:
-        """Write down a charge as it stands."""
+        """Insert or update the row of a charge."""
         now_us = micros(self._session.now(by))
         columns = {
             "account": new.account,
@@ -379,7 +385,7 @@ class Charges:
     def _keep(
         self, number: int, new: Charge, by: By, why: str, version: int, made: Sequence[Transfer]
     ) -> None:
-        """Keep what was posted, for ever."""
+        """Store the posted version of a charge, which is kept for ever."""
         self._session.run(
             insert(charge_version).values(
                 charge=number,
@@ -404,6 +410,7 @@ class Charges:
 
 
 def _checked(wanted: Charge) -> Charge:
+    """Check the amount of a charge and return it normalized."""
     if not 0 <= wanted.amount <= MOST:
         raise BankUsage("a charge is not below zero, and not beyond all measure", wanted.key)
     return msgspec.structs.replace(
@@ -421,6 +428,7 @@ def _charged(
     made: Sequence[Transfer] = (),
     is_first: bool = False,
 ) -> Charged:
+    """Build the result of posting a charge."""
     paid = sorted(stands.paid.items())
     return Charged(
         key=stands.key,
@@ -435,7 +443,7 @@ def _charged(
 
 
 def _same(one: Charge, other: Charge) -> bool:
-    """Whether two charges come to the same, whatever brought them about."""
+    """Compare two charges, ignoring reason, source, shares, hold and overdraw."""
     told = {"why": "", "source": "", "shares": (), "hold": "", "overdraw": True}
     return msgspec.structs.replace(one, **told) == msgspec.structs.replace(other, **told)
 

@@ -1,8 +1,11 @@
-"""The two databases that a ledger may lie in, and how both are spoken to alike.
+"""Database engine of the ledger: SQLite or PostgreSQL behind one interface.
 
-Writers queue up, on SQLite by ``BEGIN IMMEDIATE``, on PostgreSQL by a lock on the
-one row of ``state``: so there are no conflicts to try again after, and what is
-numbered is committed in the order of its numbers. Every wait has an end.
+:func:`url_of` reads the database URL from the settings; :class:`Database` opens connections,
+runs read and write transactions and translates SQLAlchemy's errors into the bank's.
+
+Writers queue: on SQLite by ``BEGIN IMMEDIATE``, on PostgreSQL by a lock on the one row of
+``state``. So no transaction conflicts and needs a retry, and numbers are committed in
+ascending order. Every wait has a time-out.
 """
 
 import os
@@ -31,39 +34,45 @@ from steward.core.errors import Unavailable
 from steward.core.sqlite import open_database
 
 _CONNECT_S: Final = 5
+"""Time-out of a connection to PostgreSQL, in seconds."""
 _LOCK_S: Final = 10
+"""Longest wait for a lock, in seconds."""
 _STATEMENT_S: Final = 20
+"""Time-out of a statement on PostgreSQL, in seconds."""
 _LOOK_AGAIN_S: Final = 0.002
+"""Interval of attempts to begin a write on SQLite, in seconds."""
 _WRITES: Final = {"steward_writes": True}
 _READS: Final = {"steward_writes": False}
 _LOOK: Final = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"
+"""Statement that makes a PostgreSQL transaction a read-only snapshot."""
 
 _CONNECT: Final[dict[str, Any]] = {
     "connect_timeout": _CONNECT_S,
     "application_name": "steward",
     "tcp_user_timeout": _STATEMENT_S * 1000,
 }
+"""Connection parameters of libpq."""
 
 _WRONG: Final = ("no such", "syntax error", "malformed")
-"""In what SQLite says where waiting helps nothing, though it calls it operational."""
+"""Signs in SQLite's "operational" errors of permanent faults, where a retry does not help."""
 
 _OPTIONS: Final = " ".join(
     f"-c {name}={seconds * 1000}"
     for name, seconds in {
         "lock_timeout": _LOCK_S,
         "statement_timeout": _STATEMENT_S,
-        # Whoever stops in the middle of a transaction keeps all other writers waiting.
+        # A session idle inside a transaction blocks all other writers.
         "idle_in_transaction_session_timeout": _LOCK_S,
     }.items()
 )
 
 
 def url_of(settings: Settings) -> URL:
-    """Where the ledger is: ``[bank].database``, or ``ledger.db`` in the state directory.
+    """Return the ledger's URL: ``[bank].database``, or ``ledger.db`` in the state directory.
 
     Raises:
-        BankError: It is no URL of SQLite or PostgreSQL.
-        LedgerUnavailable: The password cannot be read.
+        BankError: The setting is no URL of SQLite or PostgreSQL.
+        LedgerUnavailable: The password file cannot be read.
     """
     text = settings.bank.database
     if not text:
@@ -86,6 +95,7 @@ def url_of(settings: Settings) -> URL:
 
 
 def _password(path: str) -> str:
+    """Read the first line of the password file."""
     try:
         with open(path, encoding="utf-8") as file:
             return file.readline().rstrip("\r\n")
@@ -94,10 +104,10 @@ def _password(path: str) -> str:
 
 
 class Database:
-    """Connections to the ledger's database, and its errors as ours.
+    """Connections to the ledger's database, with errors translated to the bank's.
 
     Args:
-        url: Where it is.
+        url: The database's URL.
         patience_s: Longest wait for a reply of PostgreSQL, in seconds.
     """
 
@@ -113,21 +123,21 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """One transaction that may write: committed at the end, rolled back on any error.
+        """Run one write transaction: commit at the end, roll back on any error.
 
         Raises:
-            LedgerUnavailable: The database is away, full, or locked for too long.
-            BankError: A rule of the database forbids it.
+            LedgerUnavailable: The database is unreachable, full, or locked for too long.
+            BankError: A constraint of the database forbids the change.
         """
         with self._translated(), self._connected(_WRITES) as connection, connection.begin():
             yield connection
 
     @contextmanager
     def reading(self) -> Iterator[Connection]:
-        """One transaction that sees the ledger as it is at its beginning, and cannot write.
+        """Run one read-only transaction on a snapshot taken at its beginning.
 
         Raises:
-            LedgerUnavailable: The database is away.
+            LedgerUnavailable: The database is unreachable.
         """
         with self._translated(), self._connected(_READS) as connection, connection.begin():
             if not self.is_sqlite:
@@ -135,7 +145,7 @@ class Database:
             yield connection
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         with suppress(DBAPIError):  # one that is broken needs no goodbye
             self._engine.dispose()
 
@@ -146,6 +156,7 @@ class Database:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
+        """Translate SQLAlchemy's errors into LedgerUnavailable and BankError."""
         try:
             yield
         except (OperationalError, InterfaceError) as error:
@@ -171,17 +182,18 @@ class Database:
 
 
 def _is_standby(error: DBAPIError) -> bool:
-    """Whether the server follows another just now, and takes no changes (SQLSTATE 25006)."""
+    """Return True if the server is a standby, which rejects changes (SQLSTATE 25006)."""
     return getattr(error.orig, "sqlstate", None) == "25006"
 
 
 def _said(error: DBAPIError) -> str:
-    """The first line of what the database says."""
+    """Return the first line of the database's error message."""
     text = str(error.orig).strip()
     return text.splitlines()[0] if text else type(error.orig).__name__
 
 
 def _sqlite_engine(path: str) -> Engine:
+    """Create the SQLAlchemy engine for SQLite, with write transactions that queue."""
     engine = sqlalchemy.create_engine(
         "sqlite://",
         module=dbapi2,
@@ -204,10 +216,10 @@ def _sqlite_engine(path: str) -> Engine:
 
 
 def _begun_in_turn(connection: Any) -> bool:
-    """Begin to write as soon as nobody else does; False if somebody did for too long.
+    """Begin a write transaction as soon as no other runs; False after the time-out.
 
-    SQLite itself looks again after 100 ms at last, and so hardly ever meets the moment
-    between two transactions of a process that writes without a pause.
+    SQLite's own busy handler polls only every 100 ms in the end, and so hardly ever hits the
+    gap between two transactions of a process that writes continuously.
     """
     deadline = time.monotonic() + _LOCK_S
     connection.execute("PRAGMA busy_timeout=0")
@@ -227,6 +239,7 @@ def _begun_in_turn(connection: Any) -> bool:
 
 
 def _postgresql_engine(url: URL, patience_s: float) -> Engine:
+    """Create the SQLAlchemy engine for PostgreSQL, with time-outs."""
     try:
         from steward.bank.ledger.postgresql import connect
     except ImportError as error:

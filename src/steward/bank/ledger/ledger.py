@@ -1,4 +1,9 @@
-"""The ledger as a whole: transactions on it, leases, and the proof that it is right."""
+"""Ledger: the open database, its transactions and leases, and the consistency check.
+
+:class:`Ledger` is what processes hold (made by ``steward.bank.ledger.open_ledger``). Its
+``transaction()`` and ``reading()`` yield a :class:`Transaction`, whose attributes give
+access to accounts, allocations, charges, rates, the outbox and the other tables.
+"""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,10 +27,10 @@ from steward.bank.records import Books, Rules
 
 
 class Transaction:
-    """All that can be asked and done in one transaction, each thing at its place.
+    """Access to all parts of the ledger within one database transaction.
 
     Args:
-        session: The transaction.
+        session: The session of the transaction.
     """
 
     def __init__(self, session: Session) -> None:
@@ -49,51 +54,51 @@ class Transaction:
 
     @property
     def seq(self) -> int:
-        """Number of the last change of an account, its money, a rate or a mode."""
+        """Return the number of the last change of an account, its money, a rate or a mode."""
         return self._session.seq
 
     def cursor(self, name: str) -> int:
-        """The position of a consumer; 0 where there is none."""
+        """Return the cursor of a consumer; 0 if it has none."""
         return self._places.cursor(name)
 
     def move_cursor(self, name: str, position: int) -> None:
-        """Move the position of a consumer, together with all else in the transaction."""
+        """Set the cursor of a consumer, in the same transaction as its effects."""
         self._places.move_cursor(name, position)
 
     def mark(self, name: str) -> str:
-        """A small note; "" where there is none."""
+        """Return a short named note; "" if absent."""
         return self._places.mark(name)
 
     def set_mark(self, name: str, text: str) -> None:
-        """Write a small note."""
+        """Write a short named note."""
         self._places.set_mark(name, text)
 
     def books(self, after_seq: int = 0) -> Books:
-        """The accounts that have changed after a position, or all of them for 0."""
+        """Return the accounts that changed after a sequence number; all for 0."""
         return books(self._session, self.accounts, after_seq)
 
     def rules(self) -> Rules:
-        """Every rate and mode."""
+        """Return all rates and modes."""
         return rules(self._session, self.rates, self.modes)
 
     def check(self) -> list[Finding]:
-        """Prove the ledger; see ``steward.bank.ledger.proof``."""
+        """Check the ledger's invariants; see ``steward.bank.ledger.proof``."""
         return check(self._session)
 
 
 class Ledger:
-    """The ledger, open; to be closed in the end.
+    """Ledger on an open database; close it when done.
 
-    A process that forks opens one of its own afterwards.
+    A process that forks must open its own ledger afterwards.
 
     Args:
         database: The ledger's database. Closing the ledger closes it.
         now: The clock.
 
     Raises:
-        LedgerUnavailable: Its database cannot be used now.
+        LedgerUnavailable: The database cannot be used now.
         BankError: A newer Steward created the database.
-        SqliteError: The file cannot be used as it is.
+        SqliteError: The file is not a usable SQLite database.
     """
 
     def __init__(self, database: Database, now: Callable[[], datetime]) -> None:
@@ -108,26 +113,27 @@ class Ledger:
 
     @property
     def url_shown(self) -> str:
-        """Where it is, without the password."""
+        """Return the database URL without the password."""
         return self._database.shown
 
     @property
     def is_shared(self) -> bool:
-        """Whether processes on other hosts can work with it: not if it is a file."""
+        """Return True if processes on other hosts can use it: PostgreSQL, not a file."""
         return not self._database.is_sqlite
 
     @contextmanager
     def transaction(self, lease: Lease | None = None) -> Iterator[Transaction]:
-        """One transaction: all of it is kept, or nothing. Other writers wait meanwhile.
+        """Run one write transaction, all or nothing; other writers wait meanwhile.
 
         Args:
-            lease: Which has to be held still.
+            lease: Lease that the caller must still hold; None for no check.
 
         Raises:
-            LedgerUnavailable: The database is away, full, or locked for too long. Where that
-                happens at the end, it may have been kept all the same: what is done again has
-                to be harmless, by its key or by its cursor.
-            LeaseLost: Another has taken the lease.
+            LedgerUnavailable: The database is unreachable, full, or locked for too long. If this
+                happens at commit, the changes may be stored all the same: a repeat must be
+                harmless,
+                by its key or by its cursor.
+            LeaseLost: Another process has taken the lease.
         """
         with self._database.writing() as connection:
             session = Session(connection, self._now, writing=True)
@@ -138,23 +144,23 @@ class Ledger:
 
     @contextmanager
     def reading(self) -> Iterator[Transaction]:
-        """One look at the ledger as it is at its beginning; nothing can be changed.
+        """Run one read-only transaction on a snapshot of the ledger.
 
         Raises:
-            LedgerUnavailable: The database is away.
+            LedgerUnavailable: The database is unreachable.
         """
         with self._database.reading() as connection:
             yield Transaction(Session(connection, self._now, writing=False))
 
     def check(self) -> list[Finding]:
-        """Prove the ledger as it is now; no finding is the proof.
+        """Check the ledger's invariants; an empty list means that all hold.
 
         Raises:
-            LedgerUnavailable: The database is away.
+            LedgerUnavailable: The database is unreachable.
         """
         with self.reading() as transaction:
             return transaction.check()
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._database.close()

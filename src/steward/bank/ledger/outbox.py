@@ -1,7 +1,12 @@
-"""The right to be the only one who decides, for a time, with a number that grows.
+"""Leases, outbox, consumer cursors, hold settlements and notice thresholds of the ledger.
 
-Whoever holds a lease shows its number with each transaction: once another has taken
-it, the ledger refuses the former holder, however late it wakes up.
+- :class:`Leases`: an exclusive right to act for a time, with a fencing number that grows.
+  The holder shows the number with each transaction; once another process takes the lease,
+  the ledger rejects the former holder, however late it wakes up.
+- :class:`Places`: consumer cursors and short notes, by name.
+- :class:`Settlements`: amounts that the gate deducts from its SU holds, in order.
+- :class:`Thresholds`: thresholds already reported, so that each is reported once.
+- :class:`Outbox`: messages to deliver elsewhere, retried until delivered or dead letters.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,15 +26,15 @@ from steward.core.timestamps import micros, moment
 
 
 class LeaseLost(LedgerUnavailable):
-    """Another has taken the lease, or it ended; ``offender`` is its name."""
+    """Error: another process took the lease, or it ended; ``offender`` is the lease's name."""
 
 
 class Leases:
-    """Taken, renewed and given back, each in a transaction of its own.
+    """Take, renew and release leases, each call in its own transaction.
 
     Args:
-        database: The ledger's.
-        now: The clock, which counts where the database is a file; a server has one itself.
+        database: The ledger's database.
+        now: The clock, used on SQLite; PostgreSQL uses the server's clock.
     """
 
     def __init__(self, database: Database, now: Callable[[], datetime]) -> None:
@@ -37,18 +42,18 @@ class Leases:
         self._now = now
 
     def take(self, name: str, holder: str, for_s: float) -> Lease | None:
-        """Take a lease that nobody holds, or that one holds oneself.
+        """Take a lease that is free or already held by this holder.
 
         Args:
-            name: What it is about.
-            holder: Who takes it; no other may use that name.
-            for_s: For how long, in seconds.
+            name: Name of the lease.
+            holder: Unique name of the process that takes it.
+            for_s: Duration, in seconds.
 
         Returns:
-            The lease, with a number of its own; None while another holds it.
+            The lease with a new fencing number; None while another holds it.
 
         Raises:
-            LedgerUnavailable: The database is away.
+            LedgerUnavailable: The database is unreachable.
         """
         with self._database.writing() as connection:
             _lock(connection)
@@ -66,11 +71,11 @@ class Leases:
         return Lease(name=name, holder=holder, fence=fence, until=moment(until_us))
 
     def renew(self, held: Lease, for_s: float) -> Lease:
-        """Hold a lease for longer, from now on; also one that has ended, if nobody took it.
+        """Extend a lease from now on, even after it ended if nobody took it.
 
         Raises:
-            LeaseLost: Another has taken it.
-            LedgerUnavailable: The database is away.
+            LeaseLost: Another process has taken it.
+            LedgerUnavailable: The database is unreachable.
         """
         with self._database.writing() as connection:
             _lock(connection)
@@ -82,10 +87,10 @@ class Leases:
         return Lease(name=held.name, holder=held.holder, fence=held.fence, until=moment(until_us))
 
     def release(self, held: Lease) -> None:
-        """Let others have a lease; nothing if they have it already.
+        """Release a lease; no effect if another process has taken it.
 
         Raises:
-            LedgerUnavailable: The database is away.
+            LedgerUnavailable: The database is unreachable.
         """
         with self._database.writing() as connection:
             _lock(connection)
@@ -96,10 +101,10 @@ class Leases:
             )
 
     def holder(self, name: str) -> Lease | None:
-        """Who holds a lease now.
+        """Return the lease if someone holds it now, else None.
 
         Raises:
-            LedgerUnavailable: The database is away.
+            LedgerUnavailable: The database is unreachable.
         """
         with self._database.reading() as connection:
             found = _find(connection, name)
@@ -113,6 +118,7 @@ class Leases:
             )
 
     def _time(self, connection: Connection) -> datetime:
+        """Return the current time: the process's clock on SQLite, the server's on PostgreSQL."""
         if self._database.is_sqlite:
             return self._now()
         told: datetime = connection.execute(select(func.clock_timestamp())).scalar_one()
@@ -120,10 +126,10 @@ class Leases:
 
 
 def check(connection: Connection, held: Lease) -> None:
-    """See that a lease is still held, in a transaction that has locked out other writers.
+    """Check that a lease is still held, in a transaction that locks out other writers.
 
     Raises:
-        LeaseLost: Another has taken it.
+        LeaseLost: Another process has taken it.
     """
     found = _find(connection, held.name)
     if found is None or (found.fence, found.holder) != (held.fence, held.holder):
@@ -132,7 +138,7 @@ def check(connection: Connection, held: Lease) -> None:
 
 
 def _lock(connection: Connection) -> None:
-    """Wait for those that write: what they were allowed to do is done before it changes hands."""
+    """Wait for running writers, so that they finish before the lease changes hands."""
     connection.execute(select(state.c.id).with_for_update())
 
 
@@ -141,17 +147,20 @@ def _find(connection: Connection, name: str) -> "Row[Any] | None":
 
 
 _KEPT_US: Final = 90 * 86_400 * 1_000_000
+"""Time that the key of a delivered message is remembered: 90 days, in microseconds."""
 _DONE: Final = 1
+"""Value of outbox.done for a delivered message."""
 _ASIDE: Final = 2
+"""Value of outbox.done for a dead letter."""
 
 
 def put(session: Session, table: Table, values: dict[str, Any], *, replace: bool = False) -> bool:
-    """Put a row into a table; one of the same primary key is replaced, or left as it is.
+    """Insert a row; replace one with the same primary key, or leave it unchanged.
 
     Returns:
-        Whether there is something new in it.
+        True if a row was inserted or replaced.
     """
-    # Other writers wait, so nothing comes in between.
+    # Other writers wait, so no row can appear between the check and the insert.
     same = [column == values[column.name] for column in table.primary_key]
     if session.row(select(*table.primary_key).where(*same)) is None:
         session.run(insert(table).values(values))
@@ -162,7 +171,7 @@ def put(session: Session, table: Table, values: dict[str, Any], *, replace: bool
 
 
 class Places:
-    """Positions and small notes, by name.
+    """Consumer cursors and short notes, by name.
 
     Args:
         session: The transaction.
@@ -172,25 +181,25 @@ class Places:
         self._session = session
 
     def cursor(self, name: str) -> int:
-        """A position; 0 where there is none."""
+        """Return a cursor; 0 if absent."""
         chosen = select(cursor.c.position).where(cursor.c.name == name)
         return int(self._session.value(chosen) or 0)
 
     def move_cursor(self, name: str, position: int) -> None:
-        """Move a position."""
+        """Set a cursor."""
         put(self._session, cursor, {"name": name, "position": position}, replace=True)
 
     def mark(self, name: str) -> str:
-        """A note; "" where there is none."""
+        """Return a note; "" if absent."""
         return str(self._session.value(select(mark.c.said).where(mark.c.name == name)) or "")
 
     def set_mark(self, name: str, text: str) -> None:
-        """Write a note, in place of what it said."""
+        """Write a note, replacing its text."""
         put(self._session, mark, {"name": name, "said": clean(text)}, replace=True)
 
 
 class Settlements:
-    """What the gate is to take off its holds, in order.
+    """Settlements: amounts that the gate deducts from its SU holds, in order.
 
     Args:
         session: The transaction.
@@ -202,7 +211,7 @@ class Settlements:
     def add(
         self, hold: str, charge_key: str, amount: int, *, frees: int = 0, final: bool
     ) -> Settlement:
-        """Add the next; see ``steward.bank.records.Settlement``."""
+        """Append a settlement; see ``steward.bank.records.Settlement``."""
         self._session.settlement += 1
         made = Settlement(
             seq=self._session.settlement,
@@ -217,7 +226,7 @@ class Settlements:
         return made
 
     def after(self, seq: int, limit: int = 1000) -> list[Settlement]:
-        """Those that come after a number, in order."""
+        """List settlements after a sequence number, in order."""
         chosen = select(settlement).where(settlement.c.seq > seq).order_by(settlement.c.seq)
         return [
             Settlement(
@@ -232,16 +241,16 @@ class Settlements:
         ]
 
     def prune(self, upto: int) -> int:
-        """Forget those up to a number, which the gate has taken; how many there were.
+        """Delete settlements up to a number, which the gate has applied; return their count.
 
-        The last stays, so that the proof knows where numbers go on.
+        The last one stays, so that the proof knows where the numbers continue.
         """
         old = (settlement.c.seq <= upto, settlement.c.seq < self._session.settlement)
         return self._session.run(delete(settlement).where(*old))
 
 
 class Thresholds:
-    """Which thresholds were told of, so that each is told once.
+    """Thresholds already reported, so that each is reported once.
 
     Args:
         session: The transaction.
@@ -251,24 +260,24 @@ class Thresholds:
         self._session = session
 
     def tell(self, allocation: int, kind: str, value: int) -> bool:
-        """Note that one is told now; False if it was before."""
+        """Record that a threshold is reported now; return False if it was before."""
         now_us = micros(self._session.now())
         values = {"allocation": allocation, "kind": kind, "value": value, "at_us": now_us}
         return put(self._session, threshold, values)
 
     def told(self, allocation: int, kind: str) -> int:
-        """How many of a kind were told."""
+        """Return how many thresholds of a kind were reported."""
         where = (threshold.c.allocation == allocation, threshold.c.kind == kind)
         return len(self._session.rows(select(threshold.c.value).where(*where)))
 
     def forget(self, allocation: int, kind: str) -> None:
-        """Have them told again, since the allocation got something or lasts longer."""
+        """Forget reported thresholds, because the allocation got a deposit or lasts longer."""
         where = (threshold.c.allocation == allocation, threshold.c.kind == kind)
         self._session.run(delete(threshold).where(*where))
 
 
 class Outbox:
-    """What is to be told elsewhere, and is tried until it is.
+    """Outbox: messages for other systems, retried until delivered.
 
     Args:
         session: The transaction.
@@ -278,10 +287,10 @@ class Outbox:
         self._session = session
 
     def put(self, kind: str, payload: bytes, *, key: str = "") -> int:
-        """Add something; a key that was used before for its kind adds nothing.
+        """Add a message; a key already used for this kind adds nothing.
 
         Returns:
-            Its number.
+            Number of the message.
         """
         if key:
             where = (outbox.c.kind == kind, outbox.c.item_key == clean(key))
@@ -304,7 +313,7 @@ class Outbox:
         return number
 
     def due(self, kind: str, now: datetime, limit: int = 100) -> list[OutboxItem]:
-        """What is to be tried now, the first that came first."""
+        """List the messages of a kind to send now, oldest first."""
         chosen = (
             select(outbox)
             .where(outbox.c.kind == kind, outbox.c.done == 0, outbox.c.next_us <= micros(now))
@@ -314,23 +323,23 @@ class Outbox:
         return [_item(row) for row in self._session.rows(chosen)]
 
     def done(self, number: int) -> None:
-        """It was told. Its key is remembered for some months, what it said is not."""
+        """Mark a message as delivered: delete its payload, remember its key for 90 days."""
         now_us = micros(self._session.now())
         self._session.run(
             update(outbox)
             .where(outbox.c.id == number)
             .values(done=_DONE, payload=b"", next_us=now_us, error="")
         )
-        # The last stays, so that numbers go on from there.
+        # The last row stays, so that the numbers continue from it.
         last = self._session.value(select(func.max(outbox.c.id)))
         old = (outbox.c.done != 0, outbox.c.next_us < now_us - _KEPT_US, outbox.c.id < last)
         self._session.run(delete(outbox).where(*old))
 
     def later(self, number: int, next_at: datetime, error: str) -> None:
-        """It could not be told now.
+        """Record a failed attempt and when to retry.
 
         Raises:
-            BankUsage: There is nothing of that number.
+            BankUsage: No message has that number.
         """
         changed = self._session.run(
             update(outbox)
@@ -341,20 +350,20 @@ class Outbox:
             raise BankUsage(f"nothing of number {number} waits to be told", number)
 
     def aside(self, number: int, error: str) -> None:
-        """It is not tried any more: nobody will take it.
+        """Make a message a dead letter: the receiver rejects it, so it is not retried.
 
         Raises:
-            BankUsage: There is nothing of that number.
+            BankUsage: No message has that number.
         """
         self.later(number, self._session.now(), error)
         self._session.run(update(outbox).where(outbox.c.id == number).values(done=_ASIDE))
 
     def again(self, kinds: Sequence[str], numbers: Sequence[int]) -> int:
-        """Have things tried at once that wait or were set aside; how many there were.
+        """Retry pending messages and dead letters at once; return their count.
 
         Args:
-            kinds: Of these kinds alone.
-            numbers: These; all that were set aside if empty.
+            kinds: Kinds of messages to retry.
+            numbers: Numbers to retry; all dead letters if empty.
         """
         wanted = [outbox.c.kind.in_(kinds), outbox.c.done != _DONE]
         wanted.append(outbox.c.id.in_(numbers) if numbers else outbox.c.done == _ASIDE)
@@ -364,18 +373,18 @@ class Outbox:
         )
 
     def untold(self, kinds: Sequence[str], limit: int = 1000) -> list[OutboxItem]:
-        """What waits or was set aside, the first that came first."""
+        """List undelivered messages, dead letters included, oldest first."""
         wanted = (outbox.c.kind.in_(kinds), outbox.c.done != _DONE)
         chosen = select(outbox).where(*wanted).order_by(outbox.c.id).limit(limit)
         return [_item(row) for row in self._session.rows(chosen)]
 
     def waiting(self, kind: str) -> int:
-        """How much of a kind waits."""
+        """Count the pending messages of a kind."""
         where = (outbox.c.kind == kind, outbox.c.done == 0)
         return int(self._session.value(select(func.count()).select_from(outbox).where(*where)))
 
     def set_aside(self, kinds: Sequence[str]) -> int:
-        """How much of some kinds was set aside."""
+        """Count the dead letters of some kinds."""
         where = (outbox.c.kind.in_(kinds), outbox.c.done == _ASIDE)
         return int(self._session.value(select(func.count()).select_from(outbox).where(*where)))
 

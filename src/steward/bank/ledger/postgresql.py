@@ -1,7 +1,8 @@
-"""A connection to PostgreSQL that waits for no answer for ever.
+"""PostgreSQL connections with a time-out on every reply.
 
-The server's own time-outs do not help against a server that stands still, and
-TCP's neither while its kernel goes on to acknowledge.
+The server's own time-outs do not help against a server that hangs. Nor do TCP's, while the
+server's kernel still acknowledges packets. :func:`connect` is used by
+``steward.bank.ledger.engine``.
 """
 
 from typing import Any
@@ -11,34 +12,34 @@ from psycopg.abc import RV, PQGen
 
 
 class PatientConnection(psycopg.Connection[Any]):
-    """A connection that is given up when an answer takes longer than ``patience_s`` seconds."""
+    """Connection that closes itself when a reply takes longer than ``patience_s`` seconds."""
 
     patience_s = 25.0
 
     def wait(self, gen: PQGen[RV], interval: float = 0.1, timeout: float | None = None) -> RV:
-        """Wait for an answer, as the class it is made of; but not for ever.
+        """Wait for a reply as the base class does, but with a time-out.
 
         Raises:
-            psycopg.OperationalError: There was none in time; the connection is closed.
+            psycopg.OperationalError: No reply came in time; the connection is closed.
         """
         try:
             return super().wait(gen, interval, self.patience_s if timeout is None else timeout)
         except psycopg.errors._WaitTimeout as error:
-            # Its answer may still come, to whatever is asked next.
+            # The late reply could be taken for the reply to the next query, so close.
             self.pgconn.finish()
             said = f"PostgreSQL did not answer for {self.patience_s:.0f} s"
             raise psycopg.OperationalError(said) from error
 
 
 def connect(patience_s: float, **words: Any) -> PatientConnection:
-    """A new connection.
+    """Open a new connection.
 
     Args:
-        patience_s: How long to wait for any answer, in seconds.
-        words: As libpq takes them.
+        patience_s: Longest wait for any reply, in seconds.
+        words: Connection parameters of libpq.
 
     Raises:
-        psycopg.OperationalError: There is none to be had.
+        psycopg.OperationalError: The connection failed.
     """
     connection = PatientConnection.connect("", **words)
     connection.patience_s = patience_s

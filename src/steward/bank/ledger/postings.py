@@ -1,6 +1,11 @@
-"""One transaction on the ledger, as its parts share it: acts, entries, and the numbers of both.
+"""Postings: write ledger transactions with their entries, and update balances.
 
-It is the only place where entries are written and balances change.
+:class:`Session` wraps one open database transaction and numbers what is written in it. It is
+the only place where entries are written and balances change. :class:`Moves` writes and reads
+complete transfers on top of it; accounts, allocations, charges and rates share it.
+
+A row of table ``act`` is one ledger transaction (number, author, reason, idempotency key); its
+rows in ``entry`` are the postings, which sum to zero. Amounts are micro-SU.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,18 +22,19 @@ from steward.bank.money import MOST
 from steward.core.timestamps import micros, moment
 
 _GIVEN: Final = frozenset({"deposit", "withdraw", "transfer", "adjust"})
+"""Kinds of transfers that change how much an allocation was given."""
 
 SPENDING: Final = ("charge", "correction", "refund")
-"""Kinds of transfers that are about what was used."""
+"""Kinds of transfers that record usage of jobs."""
 
 
 class Session:
-    """A transaction that is open.
+    """Open database transaction, with the ledger's sequence numbers.
 
     Args:
-        connection: The connection that it is open on.
+        connection: The connection with the open transaction.
         now: The clock.
-        writing: Whether it may write; then all other writers wait until it ends.
+        writing: Whether it may write; all other writers then wait until it ends.
     """
 
     def __init__(
@@ -45,7 +51,7 @@ class Session:
         self._stored = self.seq, self.rules_seq, self.settlement = tuple(map(int, found))
 
     def flush(self) -> None:
-        """Write down the numbers that were used."""
+        """Store the sequence numbers used and the accounts touched."""
         self.show_touched()
         numbers = (self.seq, self.rules_seq, self.settlement)
         if numbers != self._stored:
@@ -54,36 +60,36 @@ class Session:
             self._stored = numbers
 
     def rows(self, statement: Executable) -> "list[Row[Any]]":
-        """All rows that a statement gives."""
+        """Return all rows of a statement."""
         return list(self.connection.execute(statement))
 
     def row(self, statement: Executable) -> "Row[Any] | None":
-        """The first row that a statement gives."""
+        """Return the first row of a statement, or None."""
         return self.connection.execute(statement).first()
 
     def value(self, statement: Executable) -> Any:
-        """The first column of the first row; None if there is none."""
+        """Return the first column of the first row, or None."""
         return self.connection.execute(statement).scalar()
 
     def run(self, statement: Executable) -> int:
-        """Carry out a statement that changes something; returns how many rows it touched.
+        """Execute a statement that writes; return the number of rows affected.
 
         Raises:
-            BankError: This is only a look at the ledger.
+            BankError: The transaction is read-only.
         """
         if not self._writes:
             raise BankError("nothing is changed in a look at the ledger: open a transaction")
         return int(self.connection.execute(statement).rowcount)
 
     def now(self, by: By | None = None) -> datetime:
-        """When something is done."""
+        """Return the time of an action: ``by.at``, or the clock."""
         return by.at if by is not None and by.at is not None else self._now()
 
     def done(self, by: By, asked: str) -> int | None:
-        """Number of the act that was done under a caller's key before; None if there is none.
+        """Return the ledger transaction already made under this idempotency key, or None.
 
         Raises:
-            BankUsage: The key was used for something else.
+            BankUsage: The key was used for a different request.
         """
         if not by.key:
             return None
@@ -109,17 +115,17 @@ class Session:
         charge: int | None = None,
         amount: int = 0,
     ) -> int:
-        """Enter an act, and return its number.
+        """Insert a ledger transaction without entries; return its number.
 
         Args:
-            kind: What it is.
-            by: Who does it.
-            asked: All that the caller asked for; a repeat of the key has to ask for the same.
-            why: In place of ``by.why``.
-            about: The account.
-            user: The user whom it is about.
-            charge: Number of the charge that it belongs to.
-            amount: How much it moves.
+            kind: Kind of transaction.
+            by: Author, reason and key.
+            asked: The whole request as text; a repeat of the key must match it.
+            why: Reason that replaces ``by.why``.
+            about: The account concerned.
+            user: The user concerned.
+            charge: Number of the charge it belongs to.
+            amount: Amount moved, in micro-SU.
         """
         self.seq += 1
         self.run(
@@ -142,11 +148,11 @@ class Session:
         return self.seq
 
     def post(self, number: int, kind: str, moves: Mapping[int, int]) -> list[Entry]:
-        """Enter what an act moves, by pot; returns the entries.
+        """Write the entries of a ledger transaction, by pot, and update the balances.
 
         Raises:
-            BankUsage: A balance would be beyond all measure.
-            BankError: It does not sum to zero, or a balance is not what it was.
+            BankUsage: A balance would be too large.
+            BankError: The entries do not sum to zero, or a balance changed unexpectedly.
         """
         if sum(moves.values()):
             raise BankError(f"a {kind} of {dict(moves)} does not sum to zero")
@@ -176,23 +182,23 @@ class Session:
         return made
 
     def touch(self, *names: str) -> None:
-        """Note that accounts have changed, so that the next books show them."""
+        """Mark accounts as changed, so that the gate's next update includes them."""
         self._touched.update(names)
 
     def show_touched(self) -> None:
-        """Write down which accounts have changed, all at once since most change repeatedly."""
+        """Store which accounts changed; batched, since most change repeatedly."""
         if self._touched:
             where = account.c.name.in_(sorted(self._touched))
             self.run(update(account).where(where).values(seq=self.seq))
             self._touched.clear()
 
     def touch_all(self) -> None:
-        """Note that any account may have changed."""
+        """Mark all accounts as changed."""
         self.run(update(account).values(seq=self.seq))
 
 
 def entry_of(where: int, amount: int, balance: int, whose: str | None) -> Entry:
-    """What was entered in a pot, as it is shown."""
+    """Build an entry as users see it: pots by name instead of number."""
     return Entry(
         pot=COUNTERS.get(where) or f"allocation:{where}",
         amount=amount,
@@ -203,26 +209,27 @@ def entry_of(where: int, amount: int, balance: int, whose: str | None) -> Entry:
 
 
 def _given(kind: str, amount: int) -> int:
+    """Return the part of an amount that counts as granted to an allocation."""
     if kind in _GIVEN:
         return amount
     return max(amount, 0) if kind == "rollover" else 0
 
 
 def asking(kind: str, *what: object) -> str:
-    """All that a caller asks for, as one line that compares equal only to the same."""
+    """Encode a request as one line of text that equals only the same request's."""
     return msgspec.json.encode([kind, *what]).decode()
 
 
 def clean(text: str) -> str:
-    """Text that every database takes: without NUL and half characters."""
+    """Replace NUL and lone surrogates, which databases reject, in a text."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def checked_amount(amount: int) -> int:
-    """An amount that can be moved.
+    """Return the amount if it can be moved.
 
     Raises:
-        BankUsage: It is not above zero, or beyond all measure.
+        BankUsage: The amount is not above zero, or too large.
     """
     if not 0 < amount <= MOST:
         raise BankUsage("the amount must be above zero, and not beyond all measure", amount)
@@ -230,7 +237,7 @@ def checked_amount(amount: int) -> int:
 
 
 class Moves:
-    """Enters transfers, and shows those that were entered.
+    """Write transfers and look them up.
 
     Args:
         session: The transaction.
@@ -240,7 +247,7 @@ class Moves:
         self._session = session
 
     def get(self, number: int) -> Transfer | None:
-        """The transfer of a number; None if there is none, or if it moved nothing."""
+        """Return the transfer of this number, or None if absent or without entries."""
         columns = (act, charge.c.key.label("charge_key"))
         found = self._session.row(
             select(*columns)
@@ -265,17 +272,17 @@ class Moves:
         )
 
     def by_key(self, key: str) -> Transfer | None:
-        """The transfer that was made under a caller's key."""
+        """Return the transfer made under an idempotency key, or None."""
         chosen = select(act.c.number).where(act.c.client_key == clean(key))
         number = self._session.value(chosen)
         return None if number is None else self.get(number)
 
     def keyed(self, prefix: str) -> list[Transfer]:
-        """The transfers whose callers' keys begin so, in order."""
+        """List the transfers whose idempotency key starts with a prefix, in order."""
         begins = act.c.client_key.startswith(clean(prefix), autoescape=True)
         rows = self._session.rows(select(act.c.number).where(begins).order_by(act.c.number))
         found = [self.get(row.number) for row in rows]
-        # SQLite compares without case; and not every act moves something.
+        # SQLite's LIKE ignores case, and some ledger transactions move nothing.
         return [one for one in found if one is not None and one.key.startswith(prefix)]
 
     def move(
@@ -291,18 +298,18 @@ class Moves:
         charge: int | None = None,
         charge_key: str = "",
     ) -> Transfer:
-        """Enter a transfer, whatever it means; see ``Session.act`` for what is not said here.
+        """Write a transfer with its entries; the arguments are those of ``Session.act``.
 
         Args:
-            kind: What it is.
-            by: Who does it.
-            moves: What comes into each pot, or goes out.
-            asked: All that the caller asked for.
-            why: In place of ``by.why``.
-            about: The account.
-            user: The user whom it is about.
-            charge: Number of the charge that it belongs to.
-            charge_key: The key of that.
+            kind: Kind of transfer.
+            by: Author, reason and key.
+            moves: Amount by pot number: positive goes in, negative goes out; the sum is zero.
+            asked: The whole request as text.
+            why: Reason that replaces ``by.why``.
+            about: The account concerned.
+            user: The user concerned.
+            charge: Number of the charge it belongs to.
+            charge_key: Key of that charge.
         """
         amount = sum(part for part in moves.values() if part > 0)
         if amount > MOST:
@@ -333,15 +340,16 @@ class Moves:
         )
 
     def once(self, by: By, asked: str) -> Transfer | None:
-        """The transfer that was made when the same was asked for before, under the same key.
+        """Return the transfer already made for the same request and key, or None.
 
         Raises:
-            BankUsage: The key was used for something else.
+            BankUsage: The key was used for a different request.
         """
         number = self._session.done(by, asked)
         return None if number is None else self.get(number)
 
     def _entries(self, number: int) -> tuple[Entry, ...]:
+        """Read the entries of a ledger transaction."""
         columns = (entry.c.pot, entry.c.amount, entry.c.balance, pot.c.account)
         chosen = select(*columns).join(pot, pot.c.number == entry.c.pot)
         rows = self._session.rows(chosen.where(entry.c.act == number).order_by(entry.c.pot))

@@ -1,6 +1,8 @@
-"""The proof of the ledger: what can be added up anew is compared with what stands there.
+"""Ledger proof: recompute sums and compare them with the stored values.
 
-Holds are the gate's, and whether they match live jobs is asked elsewhere.
+:func:`check` runs all parts: schema and triggers, entries that sum to zero, balances,
+charges, amounts spent by users, the account tree, and gapless numbering. It backs
+``steward bank check``. SU holds belong to the gate and are compared with live jobs elsewhere.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,11 +29,11 @@ from steward.bank.ledger.tables import (
 )
 
 _MOST: Final = 1000
-"""More findings of one sort say nothing more."""
+"""Most findings of one kind that are reported; more add no information."""
 
 
 def check(session: Session) -> list[Finding]:
-    """Everything that is wrong; nothing, if the ledger is proved."""
+    """Run all checks; return the findings, none if the ledger is consistent."""
     found: list[Finding] = []
     for part in _PARTS:
         found += part(session)
@@ -39,6 +41,7 @@ def check(session: Session) -> list[Finding]:
 
 
 def _schema(session: Session) -> Iterator[Finding]:
+    """Check the schema revision, the file, and the triggers of append-only tables."""
     revision = revision_of(session.connection)
     if revision != NEWEST:
         yield Finding(kind="schema", what=f"the schema is {revision!r}, not {NEWEST}")
@@ -56,12 +59,13 @@ def _schema(session: Session) -> Iterator[Finding]:
         wanted = 1
     there = [str(name) for name in session.connection.exec_driver_sql(names).scalars()]
     for table in FOR_EVER:
-        # Settlements may be deleted, once they were taken.
+        # Settlements may be deleted once the gate has applied them.
         if there.count(table) < (1 if table == settlement.name else wanted):
             yield Finding(kind="schema", what=f"nothing keeps {table} from being changed")
 
 
 def _balanced(session: Session) -> Iterator[Finding]:
+    """Check that entries sum to zero, by transaction and in total."""
     sums = (
         select(entry.c.act, func.sum(entry.c.amount).label("amount"))
         .group_by(entry.c.act)
@@ -83,6 +87,7 @@ def _balanced(session: Session) -> Iterator[Finding]:
 
 
 def _balances(session: Session) -> Iterator[Finding]:
+    """Compare the balances of pots with their entries."""
     is_given = or_(
         act.c.kind.in_(("deposit", "withdraw", "transfer", "adjust")),
         and_(act.c.kind == "rollover", entry.c.amount > 0),
@@ -120,6 +125,7 @@ def _balances(session: Session) -> Iterator[Finding]:
 
 
 def _charges(session: Session) -> Iterator[Finding]:
+    """Compare charges with their transfers, refunds and versions."""
     used = (
         select(
             act.c.charge,
@@ -162,6 +168,7 @@ def _charges(session: Session) -> Iterator[Finding]:
 
 
 def _spent(session: Session) -> Iterator[Finding]:
+    """Compare the amounts spent by users with the entries."""
     used = (
         select(act.c.account, act.c.user_name, func.sum(-entry.c.amount).label("spent"))
         .join(entry, entry.c.act == act.c.number)
@@ -177,6 +184,7 @@ def _spent(session: Session) -> Iterator[Finding]:
 
 
 def _accounts(session: Session) -> Iterator[Finding]:
+    """Check the account tree, and that each account has one open-ended allocation."""
     rows = session.rows(select(account.c.name, account.c.parent))
     parents = {row.name: row.parent for row in rows}
     opened = (
@@ -202,6 +210,7 @@ def _accounts(session: Session) -> Iterator[Finding]:
 
 
 def _numbers(session: Session) -> Iterator[Finding]:
+    """Check that ledger transactions and settlements are numbered without gaps."""
     for table, column, said in (
         (act, act.c.number, session.seq),
         (settlement, settlement.c.seq, session.settlement),
@@ -209,7 +218,7 @@ def _numbers(session: Session) -> Iterator[Finding]:
         least, last = (func.coalesce(each(column), 0) for each in (func.min, func.max))
         counted = select(func.count(), least, last).select_from(table)
         count, first, most = (int(number) for number in session.rows(counted)[0])
-        # Settlements that the gate has taken are forgotten after a time, acts never.
+        # Applied settlements are pruned after a time, ledger transactions never.
         before = max(0, first - 1) if table is settlement else 0
         if not before + count == most == said:
             what = f"{count} rows, the last has the number {most}, the next follows {said}"
@@ -227,6 +236,7 @@ _PARTS: Final[tuple[Callable[[Session], Iterator[Finding]], ...]] = (
     _accounts,
     _numbers,
 )
+"""All checks, in order."""
 
 
 def _some(session: Session, statement: "sqlalchemy.Select[Any]") -> "list[Row[Any]]":

@@ -1,4 +1,10 @@
-"""What people ask of the ledger: balances, statements, and what was used by whom."""
+"""Read-only ledger queries: balances, statements, usage sums, daily history, gate data.
+
+:class:`Reading` answers people's questions (balance, statement, usage by account, user and
+month). :class:`Course` gives an account's balance and spending day by day. :func:`books`
+exports accounts, allocations and users for the gate. Amounts are micro-SU; days and months
+are cut in the given zone.
+"""
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -18,20 +24,21 @@ from steward.bank.records import AccountBooks, AllocationBooks, Books, UserBooks
 from steward.core.timestamps import micros, moment
 
 _QUARTER_US: Final = 900_000_000
-"""No zone's days begin within a quarter of an hour."""
+"""Fifteen minutes, in microseconds: in every time zone, days begin at such a boundary."""
 
 
 def quarter_of(at_us: Any) -> Any:
-    """The quarter of an hour that a column's moments are in, to group by: its number."""
+    """Return the number of the 15-minute interval of a time in microseconds; also for columns."""
     return at_us // _QUARTER_US
 
 
 def day_of(quarter: int, zone: tzinfo) -> date:
-    """The day that a quarter of an hour is of, in a zone."""
+    """Return the date, in a zone, of a 15-minute interval."""
     return moment(quarter * _QUARTER_US).astimezone(zone).date()
 
 
 _AT_ONCE: Final = 500
+"""Maximum number of names or numbers in one SQL condition."""
 
 _GROUPS: Final[dict[str, Any]] = {
     "cluster": charge.c.cluster,
@@ -39,15 +46,16 @@ _GROUPS: Final[dict[str, Any]] = {
     "user": charge.c.user_name,
     "partition": charge.c.partition_name,
 }
+"""Columns that usage can be grouped by in SQL; month and day are computed."""
 
 
 class Reading:
-    """Questions that change nothing.
+    """Balance, statement and usage queries.
 
     Args:
         session: The transaction.
-        accounts: The accounts in it.
-        allocations: The allocations in it.
+        accounts: The accounts of the same transaction.
+        allocations: The allocations of the same transaction.
     """
 
     def __init__(self, session: Session, accounts: Accounts, allocations: Allocations) -> None:
@@ -56,16 +64,16 @@ class Reading:
         self._allocations = allocations
 
     def balance(self, account: str, at: datetime | None = None) -> int:
-        """What is in the allocations that an account can draw on, micro-SU.
+        """Return the sum of the active allocations an account can draw on, in micro-SU.
 
-        Credit and holds are not in it.
+        Credit limit and SU holds are not included.
 
         Args:
-            account: The account; its payer's allocations count.
-            at: As it was then; now if None.
+            account: The account; if it draws on its parent, the payer's allocations count.
+            at: Balance at this time; None for now.
 
         Raises:
-            BankUsage: There is no such account.
+            BankUsage: The account does not exist.
         """
         payer = self._accounts.payer(account)
         when = at or self._session.now()
@@ -89,21 +97,21 @@ class Reading:
         limit: int = 0,
         before: int = 0,
     ) -> Statement:
-        """What happened in a period, with the running total.
+        """Return the transfers of a period with a running balance.
 
-        Of an account: its money, and what was charged to it where another pays. Of a user:
-        what the user's jobs cost, in one account or in all.
+        For an account: its money, and what was charged to it where another account pays. For a
+        user: the cost of the user's jobs, in one account or in all.
 
         Args:
             account: The account; "" for all of a user's.
             user: The user; "" for all of an account's.
-            begin: From when on.
-            end: Until before when.
-            limit: How many lines at the most, the latest of them; 0 for all.
-            before: Only what was entered before the transfer of this number; 0 for all.
+            begin: Start of the period.
+            end: End of the period, exclusive.
+            limit: Maximum number of lines, the latest ones; 0 for all.
+            before: Only transfers with a lower number than this; 0 for all.
 
         Raises:
-            BankUsage: Neither account nor user is named, or there is no such account.
+            BankUsage: Neither account nor user is given, or the account does not exist.
         """
         if not account and not user:
             raise BankUsage("a statement is of an account or of a user: name one of them")
@@ -142,19 +150,19 @@ class Reading:
         end: datetime | None = None,
         zone: tzinfo = UTC,
     ) -> list[UsageRow]:
-        """What was charged, summed up by any of cluster, account, user, partition, month, day.
+        """Sum up charges by any of cluster, account, user, partition, month and day.
 
         Args:
-            by: What to group by.
-            accounts: Of these accounts alone.
-            users: Of these users alone.
-            seen_by: What this user may see alone: their own, and all of the accounts they lead.
-            begin: Of runs that began then or later.
-            end: Of runs that began before.
-            zone: The zone that months and days are cut in.
+            by: Names of the columns to group by.
+            accounts: Only these accounts; None for all.
+            users: Only these users; None for all.
+            seen_by: A user and the accounts they lead: only their own charges and those accounts'.
+            begin: Only runs that began at this time or later.
+            end: Only runs that began before this time.
+            zone: Time zone in which months and days are cut.
 
         Raises:
-            BankUsage: It cannot be grouped by that.
+            BankUsage: A column cannot be grouped by.
         """
         unknown = set(by) - {*_GROUPS, "month", "day"}
         if unknown:
@@ -184,7 +192,7 @@ class Reading:
             func.sum(due).label("amount"),
             func.count().label("charges"),
         ).where(*conditions)
-        # By name: the expression of the month has parameters, which no database takes for equal.
+        # By name: the month expression has parameters, so no database sees two uses as equal.
         rows = self._session.rows(chosen.group_by(*groups).order_by(*groups))
         found = [
             UsageRow(
@@ -198,7 +206,7 @@ class Reading:
         return _by_day(found) if "day" in groups else found
 
     def _month(self, conditions: Sequence[Any], zone: tzinfo) -> Any:
-        """The month in which a run began, as the database can tell it: by where months begin."""
+        """Return an SQL expression for the month of a run's start, from the month boundaries."""
         first = self._session.value(select(func.min(charge.c.begin_us)).where(*conditions))
         last = self._session.value(select(func.max(charge.c.begin_us)).where(*conditions))
         if first is None:
@@ -210,10 +218,10 @@ class Reading:
         )
 
     def _lines(self, account: str, user: str) -> "Select[Any]":
-        """The entries that a statement is made of.
+        """Select the entries of a statement.
 
-        What is looked for is found by the indexes of what it is about: however large the
-        ledger is, a statement costs as much as its own account or user has entries.
+        The query uses the indexes on account and user: its cost depends on their entries, not
+        on the size of the ledger.
         """
         spent = act.c.kind.in_(SPENDING)
         if user:
@@ -236,6 +244,7 @@ class Reading:
         )
 
     def _with_allocations(self, lines: Sequence[StatementLine]) -> list[StatementLine]:
+        """Add to each statement line the allocations it changed."""
         touched: dict[int, list[int]] = {each.number: [] for each in lines}
         numbers = list(touched)
         for start in range(0, len(numbers), _AT_ONCE):
@@ -249,7 +258,7 @@ class Reading:
 
 
 def _by_day(rows: Sequence[UsageRow]) -> list[UsageRow]:
-    """The rows of the same day as one."""
+    """Merge the rows of the same day."""
     days: dict[UsageRow, UsageRow] = {}
     for row in rows:
         what = msgspec.structs.replace(row, amount=0, charges=0)
@@ -261,8 +270,8 @@ def _by_day(rows: Sequence[UsageRow]) -> list[UsageRow]:
 
 
 def _latest(entries: "Select[Any]", limit: int) -> "Select[Any]":
-    """What was done by the latest of the acts that entries belong to; by all for limit 0."""
-    # Transfers are numbered in the order of their times.
+    """Sum entries by ledger transaction, latest first, at most ``limit``; all for 0."""
+    # Ledger transactions are numbered in the order of their times.
     last = (
         entries.with_only_columns(act.c.number, func.sum(entry.c.amount).label("amount"))
         .group_by(act.c.number)
@@ -283,6 +292,7 @@ def _latest(entries: "Select[Any]", limit: int) -> "Select[Any]":
 
 
 def _line(row: "Row[Any]", balance: int) -> StatementLine:
+    """Convert a row into a line of a statement."""
     return StatementLine(
         number=row.number,
         at=moment(row.at_us),
@@ -298,7 +308,7 @@ def _line(row: "Row[Any]", balance: int) -> StatementLine:
 
 
 def _months(first: datetime, last: datetime, zone: tzinfo) -> list[tuple[str, datetime]]:
-    """Every month from the one of ``first`` to that of ``last``, and when it begins in a zone."""
+    """List the months from ``first`` to ``last`` with the time each begins in a zone."""
     start = first.astimezone(zone).replace(day=1, hour=0, minute=0, second=0, microsecond=0, fold=0)
     found = []
     while start.astimezone(UTC) <= last:
@@ -308,7 +318,7 @@ def _months(first: datetime, last: datetime, zone: tzinfo) -> list[tuple[str, da
 
 
 class Course:
-    """Questions about the past of an account's money.
+    """Daily history of balance and spending.
 
     Args:
         session: The transaction.
@@ -320,13 +330,13 @@ class Course:
     def days(
         self, allocations: Sequence[int], begin: datetime, end: datetime, zone: tzinfo
     ) -> list[CourseDay]:
-        """What was in allocations at the end of each day, and what was spent of it that day.
+        """Return balance at the end of each day, and the amount spent that day.
 
         Args:
-            allocations: Their numbers.
-            begin: In the first day.
-            end: In the last day, whose end it stands for.
-            zone: The zone that days are cut in.
+            allocations: Numbers of the allocations.
+            begin: A time in the first day.
+            end: A time in the last day; the last row shows the balance at this time.
+            zone: Time zone in which days are cut.
         """
         first = begin.astimezone(zone).date()
         midnight = datetime.combine(first, time(), zone).astimezone(UTC)
@@ -346,6 +356,7 @@ class Course:
         return found
 
     def _before(self, allocations: Sequence[int], at: datetime) -> int:
+        """Return the balance of allocations before a time."""
         chosen = (
             select(func.sum(entry.c.amount))
             .join(act, act.c.number == entry.c.act)
@@ -356,7 +367,7 @@ class Course:
     def _moved(
         self, allocations: Sequence[int], begin: datetime, end: datetime
     ) -> list[tuple[int, int, int]]:
-        """What moved in each quarter of an hour, and what of it was spent on jobs."""
+        """Sum entries by 15-minute interval: interval, amount moved, and part spent on jobs."""
         quarter = quarter_of(act.c.at_us).label("quarter")
         spent = case((act.c.kind.in_(SPENDING), entry.c.amount), else_=0)
         chosen = (
@@ -378,10 +389,10 @@ class Course:
 
 
 def books(session: Session, accounts: Accounts, after_seq: int) -> Books:
-    """The accounts that have changed after a position; all of them for 0.
+    """Return the accounts that changed after a sequence number; all of them for 0.
 
-    All of them also where the position is ahead of the ledger, which then is an older
-    one that was put back.
+    Also all of them if the number is ahead of the ledger, which then is an older ledger
+    restored from a backup.
     """
     session.show_touched()
     whole = after_seq <= 0 or after_seq > session.seq
@@ -397,7 +408,7 @@ def books(session: Session, accounts: Accounts, after_seq: int) -> Books:
 
 
 def _add_payers(known: dict[str, Account], accounts: Accounts) -> None:
-    """Add the accounts that others draw on, as far up as money is drawn."""
+    """Add the ancestors that these accounts draw on."""
     missing = list(known.values())
     while missing:
         each = missing.pop()
@@ -411,12 +422,13 @@ def _add_payers(known: dict[str, Account], accounts: Accounts) -> None:
 def _with_money(
     session: Session, wanted: list[Account], known: dict[str, Account]
 ) -> list[AccountBooks]:
+    """Add allocations and users to accounts, in the form the gate gets."""
     allocations: dict[str, list[AllocationBooks]] = defaultdict(list)
     users: dict[str, list[UserBooks]] = defaultdict(list)
     now_us = micros(session.now())
     for start in range(0, len(wanted), _AT_ONCE):
         names = [each.name for each in wanted[start : start + _AT_ONCE]]
-        # Of those that have ended only what is not emptied yet: started jobs may draw on it.
+        # Ended allocations matter while not yet emptied: jobs that started on them may draw.
         live = or_(pot.c.end_us.is_(None), pot.c.end_us > now_us, pot.c.balance != 0)
         pots = select(pot).where(pot.c.account.in_(names), live)
         for row in session.rows(pots.order_by(pot.c.end_us.is_(None), pot.c.end_us, pot.c.number)):
@@ -453,6 +465,7 @@ def _allocation(row: "Row[Any]") -> AllocationBooks:
 
 
 def _payer(each: Account, known: dict[str, Account]) -> str:
+    """Return the name of the account that pays for an account."""
     passed = set()
     while each.draws_on_parent and each.parent in known and each.name not in passed:
         passed.add(each.name)

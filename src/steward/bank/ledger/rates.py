@@ -1,4 +1,9 @@
-"""Rates and modes: what jobs cost, and how much is enforced. Rates are only ever added."""
+"""Rates and modes in the ledger: prices of partitions, and how much the gate enforces.
+
+Rates are only ever added: a job keeps the rates of its first submission, so a price change is
+a new rate from a later time on. Modes (off, observe, gate) apply to a cluster, a partition or an
+account. :func:`rules` returns both for the gate.
+"""
 
 from datetime import datetime
 from typing import Any, Final, get_args
@@ -18,7 +23,7 @@ _decoder: Final = msgspec.json.Decoder(Rate)
 
 
 class Rates:
-    """What can be asked of and done to rates.
+    """Add and query rates.
 
     Args:
         session: The transaction.
@@ -28,11 +33,11 @@ class Rates:
         self._session = session
 
     def add(self, new: Rate, by: By) -> Rate:
-        """Add a rate; it holds for jobs that are first submitted from ``valid_from`` on, or now.
+        """Add a rate for jobs first submitted from ``valid_from`` on; None means now.
 
         Raises:
-            BankUsage: It names no cluster or partition, or the caller's key was used for
-                something else.
+            BankUsage: Cluster or partition is missing, or the idempotency key was used for a
+                different request.
         """
         if not new.cluster or not new.partition:
             raise BankUsage("a rate names a cluster and a partition", new)
@@ -61,14 +66,14 @@ class Rates:
         return made
 
     def all(self, cluster: str = "") -> list[Rate]:
-        """Every rate, or a cluster's, by number."""
+        """List all rates, or a cluster's, by number."""
         chosen = select(rate.c.body).order_by(rate.c.number)
         if cluster:
             chosen = chosen.where(rate.c.cluster == cluster)
         return [_decoder.decode(row.body) for row in self._session.rows(chosen)]
 
     def get(self, number: int) -> Rate | None:
-        """The rate of a number."""
+        """Return the rate of this number, or None."""
         body = self._session.value(select(rate.c.body).where(rate.c.number == number))
         return None if body is None else _decoder.decode(body)
 
@@ -77,7 +82,7 @@ class Rates:
 
 
 class Modes:
-    """What can be asked of and done to modes.
+    """Set, remove and list modes.
 
     Args:
         session: The transaction.
@@ -87,10 +92,10 @@ class Modes:
         self._session = session
 
     def set(self, rule: ModeRule, by: By) -> None:
-        """Say what holds for a part of a cluster, in place of what was said of just that part.
+        """Set the mode of a cluster, partition or account; replaces a rule of the same scope.
 
         Raises:
-            BankUsage: There is no such mode.
+            BankUsage: The mode does not exist.
         """
         if rule.mode not in get_args(Mode):
             raise BankUsage(f"{rule.mode!r} is no mode: off, observe or gate", rule.mode)
@@ -111,10 +116,10 @@ class Modes:
         )
 
     def drop(self, cluster: str, partition: str, account: str, by: By) -> None:
-        """Say nothing of a part of a cluster any more.
+        """Remove the mode rule of exactly this scope.
 
         Raises:
-            BankUsage: Nothing was said of it.
+            BankUsage: No rule has this scope.
         """
         rule = ModeRule(mode="off", cluster=cluster, partition=partition, account=account.lower())
         asked = asking("mode.drop", rule)
@@ -126,7 +131,7 @@ class Modes:
         self._session.rules_seq = self._session.seq
 
     def all(self) -> list[ModeRule]:
-        """Everything that was said of modes."""
+        """List all mode rules."""
         chosen = select(mode).order_by(mode.c.cluster, mode.c.partition_name, mode.c.account)
         return [
             ModeRule(
@@ -139,6 +144,7 @@ class Modes:
         ]
 
     def _drop(self, *where: str) -> int:
+        """Delete the mode rule of exactly this scope; return the number of rows."""
         columns = (mode.c.cluster, mode.c.partition_name, mode.c.account)
         pairs: list[Any] = [
             column == clean(text) for column, text in zip(columns, where, strict=True)
@@ -147,7 +153,7 @@ class Modes:
 
 
 def rules(session: Session, rates: Rates, modes: Modes) -> Rules:
-    """All that the gate decides by, beside its settings."""
+    """Return all rates and modes, for the gate."""
     return Rules(seq=session.rules_seq, modes=tuple(modes.all()), rates=tuple(rates.all()))
 
 

@@ -1,7 +1,8 @@
-"""What the ledger takes in and gives out, beside the bank's own nouns.
+"""Record types of the ledger: accounts, allocations, transfers, charges, statements, leases.
 
-Amounts are micro-SU. Times are UTC and aware, those whose name ends in ``_us``
-microseconds since the epoch.
+Immutable Structs that the ledger accepts and returns. Amounts are micro-SU. Times are UTC and
+aware; names that end in ``_us`` are microseconds since the epoch. Types that the gate shares
+are in ``steward.bank.records``.
 """
 
 from datetime import datetime
@@ -10,10 +11,10 @@ from typing import Final, Literal
 from steward.bank.records import Charge, Mode, Noun, Share
 
 NO_ACCOUNT: Final = "(none)"
-"""The account that jobs without one are charged to."""
+"""Account charged for jobs that have no account."""
 
 Rollover = Literal["none", "next"]
-"""What becomes of money that is left when an allocation ends: it expires, or moves on."""
+"""What happens to the balance when an allocation ends: it expires, or moves to the next."""
 
 Kind = Literal[
     "deposit",
@@ -26,17 +27,17 @@ Kind = Literal[
     "expire",
     "rollover",
 ]
-"""What a transfer is."""
+"""Kind of a transfer."""
 
 
 class By(Noun, frozen=True):
-    """Who does something, and why.
+    """Author, reason and idempotency key of a change.
 
     Attributes:
-        who: A user, or the part of Steward that does it.
+        who: A user, or the part of Steward that acts.
         why: The reason, for people.
-        key: A name that the caller gives it, so that a repeat does nothing; "" for none.
-        at: When; now if None.
+        key: Idempotency key chosen by the caller, so that a repeat does nothing; "" for none.
+        at: Time of the change; None for now.
     """
 
     who: str
@@ -46,19 +47,19 @@ class By(Noun, frozen=True):
 
 
 class Account(Noun, frozen=True):
-    """An account.
+    """Bank account.
 
     Attributes:
-        name: In lower case, as Slurm has it.
-        parent: The account above; "" for none.
-        owners: Users who may look after it.
-        credit: What it may owe.
-        draws_on_parent: Whether it has no money of its own, but the account above pays.
+        name: Name in lower case, as in Slurm.
+        parent: Name of the account above; "" for none.
+        owners: Users who manage it.
+        credit: Credit limit: how far below zero it may go.
+        draws_on_parent: Whether it has no money of its own and the account above pays.
         only_listed: Whether only listed users may charge it.
-        closed: Whether nothing may be charged to it any more.
-        note: What it is, for people.
-        known: Whether somebody created it; not if something was merely charged to its name.
-        created: When it came to be.
+        closed: Whether new charges are forbidden.
+        note: Description, for people.
+        known: Whether somebody created it; False if it exists only because of a charge.
+        created: Time of creation.
     """
 
     name: str
@@ -74,14 +75,14 @@ class Account(Noun, frozen=True):
 
 
 class Member(Noun, frozen=True):
-    """A user in an account.
+    """User in an account.
 
     Attributes:
         account: The account.
         user: The user's name.
-        limit: What the user may spend of it; None for no limit.
-        spent: What the user has spent of it.
-        listed: Whether somebody named the user; not if something was merely charged.
+        limit: Spending limit of the user; None for no limit.
+        spent: Amount the user has spent of the account.
+        listed: Whether somebody added the user; False if only charged.
     """
 
     account: str
@@ -92,17 +93,17 @@ class Member(Noun, frozen=True):
 
 
 class Allocation(Noun, frozen=True):
-    """Money of an account that can be drawn on for a time.
+    """Service units of an account that can be spent in a period.
 
     Attributes:
         number: Its number.
-        account: Whose it is.
-        begin: When it can be drawn on.
-        end: When no more; None for the open-ended one that every account has.
-        rollover: What becomes of what is left then.
-        note: What it is, for people.
-        balance: What is left in it.
-        given: All that came in but for what went out again, charges and refunds aside.
+        account: The account that owns it.
+        begin: Start of the period.
+        end: End of the period; None for the open-ended allocation of every account.
+        rollover: What happens to the balance at the end.
+        note: Description, for people.
+        balance: Current balance.
+        given: Net amount received, without charges and refunds.
     """
 
     number: int
@@ -115,18 +116,18 @@ class Allocation(Noun, frozen=True):
     given: int = 0
 
     def active(self, at: datetime) -> bool:
-        """Whether it can be drawn on at a time."""
+        """Return True if it can be drawn on at a time."""
         return self.begin <= at and (self.end is None or at < self.end)
 
 
 class Entry(Noun, frozen=True):
-    """One side of a transfer.
+    """Posting: the change of one pot by a transfer.
 
     Attributes:
         pot: ``allocation:7``, or ``issued``, ``usage``, ``expired``, ``adjusted``.
-        amount: What came in; negative for what went out.
-        balance: What the pot held afterwards.
-        account: Whose pot it is; "" for the bank's own.
+        amount: Amount added; negative for an amount removed.
+        balance: Balance of the pot afterwards.
+        account: Account that owns the pot; "" for the bank's own.
         allocation: Number of the allocation; 0 for the bank's own pots.
     """
 
@@ -138,20 +139,20 @@ class Entry(Noun, frozen=True):
 
 
 class Transfer(Noun, frozen=True):
-    """Money that moved.
+    """Ledger transaction that moved money.
 
     Attributes:
-        number: Grows with each.
-        at: When it was entered.
-        kind: What it is.
-        who: Who did it.
-        why: Why.
-        key: The caller's name for it.
-        account: The account that it is about.
-        user: The user whom it is about; "" for none.
-        charge: Key of the charge that it belongs to; "" for none.
-        amount: How much moved.
-        entries: Its sides, whose sum is zero.
+        number: Ascending number.
+        at: Time of entry.
+        kind: Kind of transfer.
+        who: Author.
+        why: Reason.
+        key: The caller's idempotency key.
+        account: The account concerned.
+        user: The user concerned; "" for none.
+        charge: Key of the charge it belongs to; "" for none.
+        amount: Amount moved.
+        entries: Its postings, which sum to zero.
     """
 
     number: int
@@ -168,17 +169,17 @@ class Transfer(Noun, frozen=True):
 
 
 class Charged(Noun, frozen=True):
-    """What a charge came to.
+    """Result of posting a charge.
 
     Attributes:
-        key: The charge's.
-        added: What was taken beyond what had been; negative for what was given back.
-        amount: What it comes to altogether, refunds taken off.
-        shares: Which allocations pay that now.
-        payer: The account whose allocations these are.
-        overdraw: The part of it that went beyond the payer's means.
+        key: Key of the charge.
+        added: Amount taken by this posting; negative if given back.
+        amount: Total charged so far, less refunds.
+        shares: Allocations that pay now, and how much.
+        payer: Account that owns these allocations.
+        overdraw: Part beyond the payer's balance and credit limit.
         transfers: Numbers of the transfers made.
-        first: Whether there was no charge of that key before.
+        first: Whether no charge with this key existed before.
     """
 
     key: str
@@ -192,16 +193,16 @@ class Charged(Noun, frozen=True):
 
 
 class ChargeRow(Noun, frozen=True, kw_only=True):
-    """A charge as it stands.
+    """Current state of a charge.
 
     Attributes:
-        charge: As it was last posted.
-        refunded: What was given back by hand since.
-        overdraw: The part of it that went beyond the payer's means.
-        payer: The account that paid.
-        first_at: When it was first posted.
-        last_at: When it was last posted.
-        versions: How often it was posted with something new.
+        charge: The charge as last posted.
+        refunded: Amount refunded by hand since.
+        overdraw: Part beyond the payer's balance and credit limit.
+        payer: Account that paid.
+        first_at: Time of the first posting.
+        last_at: Time of the last posting.
+        versions: Number of postings that changed something.
     """
 
     charge: Charge
@@ -214,16 +215,16 @@ class ChargeRow(Noun, frozen=True, kw_only=True):
 
 
 class ChargeVersion(Noun, frozen=True, kw_only=True):
-    """A charge as it once was.
+    """Earlier version of a charge.
 
     Attributes:
-        number: 1 for the first.
-        charge: What was posted.
-        transfers: Numbers of the transfers that it made.
-        added: What that took, or gave back.
-        at: When.
-        who: Who posted it.
-        why: Why.
+        number: Version number, from 1.
+        charge: The charge as posted then.
+        transfers: Numbers of the transfers it made.
+        added: Amount taken; negative if given back.
+        at: Time of posting.
+        who: Author.
+        why: Reason.
     """
 
     number: int
@@ -236,20 +237,20 @@ class ChargeVersion(Noun, frozen=True, kw_only=True):
 
 
 class StatementLine(Noun, frozen=True):
-    """A line of a statement: what one transfer did to an account, or for a user.
+    """Line of a statement: the effect of one transfer on an account or user.
 
     Attributes:
-        number: Of the transfer.
-        at: When it was entered.
-        kind: What it is.
-        who: Who did it.
-        why: Why.
-        account: The account that it is about.
-        user: The user whom it is about.
-        charge: Key of the charge that it belongs to.
-        amount: What came in; negative for what went out.
-        balance: The running total after it.
-        allocations: The allocations that it touched.
+        number: Number of the transfer.
+        at: Time of entry.
+        kind: Kind of transfer.
+        who: Author.
+        why: Reason.
+        account: The account concerned.
+        user: The user concerned.
+        charge: Key of the charge it belongs to.
+        amount: Amount added; negative for an amount removed.
+        balance: Running balance afterwards.
+        allocations: Numbers of the allocations it changed.
     """
 
     number: int
@@ -266,16 +267,16 @@ class StatementLine(Noun, frozen=True):
 
 
 class Statement(Noun, frozen=True):
-    """What happened to an account's money, or by a user's jobs, in a period.
+    """Statement of an account or of a user's jobs for a period.
 
     Attributes:
         account: The account; "" for all.
         user: The user; "" for all.
-        begin: From when on; None for the beginning.
-        end: Until when; None for now.
-        opening: The total before.
-        closing: The total after.
-        lines: In order.
+        begin: Start of the period; None for the beginning.
+        end: End of the period; None for now.
+        opening: Balance before the period.
+        closing: Balance after the period.
+        lines: Lines in order of time.
     """
 
     account: str = ""
@@ -288,17 +289,17 @@ class Statement(Noun, frozen=True):
 
 
 class UsageRow(Noun, frozen=True):
-    """What was charged, summed up; what was not grouped by is "".
+    """Sum of charges for one group; columns not grouped by are "".
 
     Attributes:
-        cluster: Where it ran.
-        account: Who paid.
-        user: Whose it was.
-        partition: Where it ran.
-        month: ``2026-11``, of the run's start.
-        day: ``2026-11-22``, of the run's start.
-        amount: What was charged, refunds taken off.
-        charges: How many charges.
+        cluster: Cluster of the jobs.
+        account: Account charged.
+        user: Owner of the jobs.
+        partition: Partition of the jobs.
+        month: Month of the run's start, as ``2026-11``.
+        day: Day of the run's start, as ``2026-11-22``.
+        amount: Amount charged, less refunds.
+        charges: Number of charges.
     """
 
     cluster: str = ""
@@ -312,12 +313,12 @@ class UsageRow(Noun, frozen=True):
 
 
 class CourseDay(Noun, frozen=True):
-    """How an account's money stood at the end of a day.
+    """Balance and spending of one day.
 
     Attributes:
-        day: ``2026-11-22``.
-        balance: What was there.
-        spent: What jobs were charged that day, refunds and corrections taken off.
+        day: The day, as ``2026-11-22``.
+        balance: Balance at the end of the day.
+        spent: Amount charged for jobs that day, less refunds and corrections.
     """
 
     day: str
@@ -326,12 +327,12 @@ class CourseDay(Noun, frozen=True):
 
 
 class Finding(Noun, frozen=True):
-    """Something that the proof of the ledger found to be wrong.
+    """Inconsistency found by the ledger proof.
 
     Attributes:
-        kind: What sort of thing, a word.
-        what: One line.
-        where: The object that it is about.
+        kind: Kind of inconsistency, one word.
+        what: Description, one line.
+        where: The object concerned.
     """
 
     kind: str
@@ -340,17 +341,17 @@ class Finding(Noun, frozen=True):
 
 
 class OutboxItem(Noun, frozen=True):
-    """Something that is to be told elsewhere.
+    """Message to deliver to another system, with its retry state.
 
     Attributes:
-        id: Its number; what came first has the lower.
-        kind: What it is.
-        key: Its name among those of the kind; "" for none.
-        payload: What is to be told.
-        tries: How often that failed.
-        next_at: Not to be tried before.
-        error: Why it failed last.
-        aside: Whether it is not tried any more until somebody asks for it.
+        id: Ascending number.
+        kind: Kind of message.
+        key: Idempotency key within the kind; "" for none.
+        payload: Content of the message.
+        tries: Number of failed attempts.
+        next_at: Time of the next attempt.
+        error: Error of the last attempt.
+        aside: Whether it is a dead letter, retried only on request.
     """
 
     id: int
@@ -364,14 +365,14 @@ class OutboxItem(Noun, frozen=True):
 
 
 class Token(Noun, frozen=True):
-    """A token of the myBRC API: its digest, never itself.
+    """Token of the myBRC API, stored as its digest only.
 
     Attributes:
-        user: Whose it is.
-        digest: What tells it from others.
-        created: When it was given.
-        expires: When it ends; None for never.
-        note: For people.
+        user: Owner of the token.
+        digest: Digest of the token.
+        created: Time of creation.
+        expires: Time of expiry; None for never.
+        note: Description, for people.
     """
 
     user: str
@@ -382,20 +383,20 @@ class Token(Noun, frozen=True):
 
 
 class Refusal(Noun, frozen=True):
-    """A job that was refused, or would have been.
+    """Job that the gate rejected, or would have rejected.
 
     Attributes:
-        id: Its own; a repeat is passed over.
-        at: When.
-        mode: ``gate`` if it was refused, ``observe`` if it would have been.
-        cluster: Where.
-        uid: Who submitted.
-        user: That user's name; "" where it is not known.
-        account: Which account was to pay.
-        partition: For which partition.
-        job_id: The raw job id, where it is known.
-        amount: What it may have cost.
-        why: The reason.
+        id: Unique id; a repeat is ignored.
+        at: Time of the decision.
+        mode: ``gate`` if it was rejected, ``observe`` if it would have been.
+        cluster: The cluster.
+        uid: The submitting user's uid.
+        user: That user's name; "" if unknown.
+        account: Account that would pay.
+        partition: Partition requested.
+        job_id: Raw job id, if known.
+        amount: Estimated cost.
+        why: Reason of the rejection.
     """
 
     id: str
@@ -412,21 +413,21 @@ class Refusal(Noun, frozen=True):
 
 
 class ToldJob(Noun, frozen=True):
-    """A job that a client of the myBRC API told of.
+    """Job reported by a client of the myBRC API.
 
     Attributes:
-        jobslurmid: The client's name for it.
-        user: Whose job it is.
-        uid: That user's number; -1 where it is not known.
-        account: Who pays.
-        status: Its state, as the client puts it.
-        partition: Where it runs.
-        amount: What it costs, as last told.
-        submitted: When it was submitted.
-        started: When it started.
-        ended: When it ended.
-        cpu_hours: Hours of CPU that it had, as last told.
-        body: All that was told, for the API alone to read.
+        jobslurmid: The client's id of the job.
+        user: Owner of the job.
+        uid: The owner's uid; -1 if unknown.
+        account: Account that pays.
+        status: State, in the client's words.
+        partition: Partition of the job.
+        amount: Cost, as last reported.
+        submitted: Submit time.
+        started: Start time.
+        ended: End time.
+        cpu_hours: CPU hours, as last reported.
+        body: The whole report, read only by the API.
     """
 
     jobslurmid: str
@@ -444,12 +445,12 @@ class ToldJob(Noun, frozen=True):
 
 
 class ToldTotals(Noun, frozen=True):
-    """Sums over the jobs that a list is of.
+    """Sums over the jobs of a list.
 
     Attributes:
-        jobs: How many there are.
-        amount: What they cost, micro-SU.
-        cpu_hours: Hours of CPU that they had.
+        jobs: Number of jobs.
+        amount: Total cost, in micro-SU.
+        cpu_hours: Total CPU hours.
     """
 
     jobs: int
@@ -458,13 +459,13 @@ class ToldTotals(Noun, frozen=True):
 
 
 class Lease(Noun, frozen=True):
-    """The right to be the only one who does something, for a time.
+    """Exclusive right to do something for a time.
 
     Attributes:
-        name: What it is about.
-        holder: Who has it.
-        fence: Grows whenever another takes it.
-        until: When it ends, by the database's clock.
+        name: Name of the lease.
+        holder: Process that holds it.
+        fence: Fencing number; grows whenever another process takes it.
+        until: Time of expiry, by the database's clock.
     """
 
     name: str

@@ -1,4 +1,10 @@
-"""Lists beside the money: tokens, refusals, jobs of myBRC clients, holds at a myBRC server."""
+"""Ledger tables that move no money: API tokens, rejected jobs, myBRC jobs, remote holds.
+
+- :class:`Tokens`: tokens of the myBRC API, by digest.
+- :class:`Refusals`: jobs that the gate rejected or would have rejected.
+- :class:`RemoteHolds`: amounts that a remote myBRC server counts as used for unfinished jobs.
+- :class:`Told`: jobs that clients of the myBRC API reported.
+"""
 
 from datetime import datetime
 from typing import Any, Final
@@ -12,13 +18,13 @@ from steward.bank.ledger.tables import refusal, remote_hold, token, told
 from steward.core.timestamps import micros, moment
 
 A_DAY: Final = 500
-"""So many refusals of a user are kept for a day."""
+"""Number of rejections kept per user and day."""
 
 _DAY_US: Final = 86_400 * 1_000_000
 
 
 class Tokens:
-    """Tokens of the myBRC API, by their digests.
+    """Tokens of the myBRC API, by digest.
 
     Args:
         session: The transaction.
@@ -35,7 +41,7 @@ class Tokens:
         expires: datetime | None = None,
         note: str = "",
     ) -> None:
-        """Add one, or change the one of that digest."""
+        """Add a token, or replace the one with the same digest."""
         values = {
             "digest": digest,
             "user_name": clean(user),
@@ -46,26 +52,26 @@ class Tokens:
         put(self._session, token, values, replace=True)
 
     def find(self, digest: str) -> Token | None:
-        """The one of a digest, ended or not."""
+        """Return the token of a digest, expired or not; None if absent."""
         found = self._session.row(select(token).where(token.c.digest == digest))
         return None if found is None else _token(found)
 
     def drop(self, digest: str) -> bool:
-        """Take one away; False if there is none."""
+        """Delete a token; return False if absent."""
         return self._session.run(delete(token).where(token.c.digest == digest)) > 0
 
     def of(self, user: str) -> list[Token]:
-        """A user's, the oldest first."""
+        """List a user's tokens, oldest first."""
         return [each for each in self.all() if each.user == user]
 
     def all(self) -> list[Token]:
-        """Every one, the oldest first."""
+        """List all tokens, oldest first."""
         chosen = select(token).order_by(token.c.created_us, token.c.digest)
         return [_token(row) for row in self._session.rows(chosen)]
 
 
 class Refusals:
-    """Jobs that were refused, or would have been.
+    """Jobs that the gate rejected, or would have rejected.
 
     Args:
         session: The transaction.
@@ -76,10 +82,10 @@ class Refusals:
         self._days: dict[tuple[int, int], int] = {}
 
     def add(self, new: Refusal) -> bool:
-        """Add one; False if it is known, or if its user has had more of them than are kept.
+        """Add a rejection; return False if already known or over the user's daily limit.
 
-        Of each user so many are kept a day as anybody reads; else a loop of submissions,
-        all refused, would fill the ledger.
+        The limit per user and day exists because a loop of rejected submissions would otherwise
+        fill the ledger.
         """
         if self._of_day(new) >= A_DAY:
             return False
@@ -102,10 +108,11 @@ class Refusals:
         return is_new
 
     def prune(self, before: datetime) -> int:
-        """Forget those from before a time; how many there were."""
+        """Delete rejections from before a time; return their count."""
         return self._session.run(delete(refusal).where(refusal.c.at_us < micros(before)))
 
     def _of_day(self, new: Refusal) -> int:
+        """Count the rejections stored for a user on a rejection's day."""
         day = _day(new)
         if day not in self._days:
             uid, begin_us = day
@@ -117,13 +124,13 @@ class Refusals:
     def since(
         self, at: datetime, until: datetime | None = None, account: str = "", user: str = ""
     ) -> list[Refusal]:
-        """Those of a time and later, in order.
+        """List rejections from a time on, in order.
 
         Args:
-            at: From when on.
-            until: Until before when.
-            account: Of this account alone.
-            user: Of this user alone.
+            at: Start of the period.
+            until: End of the period, exclusive.
+            account: Only of this account.
+            user: Only of this user.
         """
         chosen = select(refusal).where(refusal.c.at_us >= micros(at))
         if until is not None:
@@ -137,7 +144,7 @@ class Refusals:
 
 
 class RemoteHolds:
-    """Holds that a myBRC server elsewhere counts as used, until it is told what a job cost.
+    """SU holds that a remote myBRC server counts as used until it learns a job's price.
 
     Args:
         session: The transaction.
@@ -147,7 +154,7 @@ class RemoteHolds:
         self._session = session
 
     def put(self, cluster: str, job_id: int, account: str, uid: int, amount: int) -> None:
-        """Note that the server has taken a job's hold."""
+        """Record that the server counts a job's hold as used."""
         values = {
             "cluster": clean(cluster),
             "job_id": job_id,
@@ -158,12 +165,12 @@ class RemoteHolds:
         put(self._session, remote_hold, values, replace=True)
 
     def drop(self, cluster: str, job_id: int) -> None:
-        """Note that the server counts what the job cost, and no hold any more."""
+        """Delete a job's hold, because the server now counts the job's price."""
         where = (remote_hold.c.cluster == clean(cluster), remote_hold.c.job_id == job_id)
         self._session.run(delete(remote_hold).where(*where))
 
     def by_user(self, account: str) -> dict[int, int]:
-        """What the server counts of an account as held, micro-SU by uid."""
+        """Return the held amount of an account at the server, in micro-SU by uid."""
         chosen = (
             select(remote_hold.c.uid, func.sum(remote_hold.c.amount).label("amount"))
             .where(remote_hold.c.account == clean(account))
@@ -173,7 +180,7 @@ class RemoteHolds:
 
 
 class Told:
-    """Jobs that clients of the myBRC API told of.
+    """Jobs that clients of the myBRC API reported.
 
     Args:
         session: The transaction.
@@ -183,7 +190,7 @@ class Told:
         self._session = session
 
     def put(self, new: ToldJob) -> None:
-        """Add one, or change the one of that name."""
+        """Add a job, or replace the one with the same id."""
         values = {
             "jobslurmid": clean(new.jobslurmid),
             "user_name": clean(new.user),
@@ -201,7 +208,7 @@ class Told:
         put(self._session, told, values, replace=True)
 
     def get(self, jobslurmid: str) -> ToldJob | None:
-        """The one of a name."""
+        """Return the job of this id, or None."""
         chosen = select(told).where(told.c.jobslurmid == clean(jobslurmid))
         found = self._session.row(chosen)
         return None if found is None else _told(found)
@@ -220,19 +227,19 @@ class Told:
         offset: int = 0,
         limit: int = 100,
     ) -> tuple[ToldTotals, list[ToldJob]]:
-        """The sums of all that are meant, and a page of them, by their start.
+        """Return totals over all matching jobs, and one page of them by start time.
 
         Args:
-            user: Of this user alone.
-            account: Of this account alone.
-            status: In this state alone.
-            partition: Of this partition alone.
-            min_amount: Of so many micro-SU or more.
-            max_amount: Of so many micro-SU or less.
-            begin: Started then or later.
-            end: Started then or earlier.
-            offset: How many to pass over.
-            limit: How many at the most.
+            user: Only of this user.
+            account: Only of this account.
+            status: Only in this state.
+            partition: Only of this partition.
+            min_amount: Minimum cost, in micro-SU.
+            max_amount: Maximum cost, in micro-SU.
+            begin: Started at this time or later.
+            end: Started at this time or earlier.
+            offset: Number of jobs to skip.
+            limit: Maximum number of jobs.
         """
         same = {
             "user_name": user,
@@ -259,7 +266,7 @@ class Told:
 
 
 def _day(new: Refusal) -> tuple[int, int]:
-    """Whose it is, and when the day began that it is of."""
+    """Return the uid and the start of the UTC day, in microseconds, of a rejection."""
     at_us = micros(new.at)
     return new.uid, at_us - at_us % _DAY_US
 

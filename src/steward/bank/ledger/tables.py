@@ -1,9 +1,11 @@
-"""The ledger's tables, as SQLAlchemy knows them; the migrations make them.
+"""Database tables of the ledger (SQLAlchemy), and the upgrade of their schema.
 
-Every change is an *act* with a number, a who and a why. An act that moves money
-has entries, whose sum is zero, each in a pot: an account's allocation, or one of
-the bank's own pots, which have numbers below zero. Balances stand beside the
-entries, so that nobody has to add them up to know what is left.
+Alembic migrations create the tables; :func:`bring_up_to_date` runs them at start.
+
+Each change is a row of ``act`` (a ledger transaction) with number, author and reason. An act
+that moves money has rows in ``entry`` (postings) whose sum is zero. Each posting belongs to a
+row of ``pot``: an account's allocation, or one of the bank's own pots, which have negative
+numbers. Balances are stored beside the entries, so that nobody needs to sum them up.
 """
 
 from pathlib import Path
@@ -34,10 +36,10 @@ EXPIRED: Final = -3
 ADJUSTED: Final = -4
 
 COUNTERS: Final = {ISSUED: "issued", USAGE: "usage", EXPIRED: "expired", ADJUSTED: "adjusted"}
-"""The bank's own pots."""
+"""The bank's own pots: counterparts of deposits, charges, expiry and adjustments."""
 
 FOR_EVER: Final = ("act", "entry", "charge_version", "rate", "settlement")
-"""Tables whose rows are never changed, nor deleted but for settlements; the databases see to it."""
+"""Append-only tables, enforced by database triggers; settlements may be deleted."""
 
 metadata = MetaData()
 
@@ -55,7 +57,7 @@ def _number(name: str) -> Column[int]:
 
 
 state = Table("state", metadata, _number("id"), _int("seq"), _int("rules_seq"), _int("settlement"))
-"""One row, which every writer locks first: so writers queue up, and numbers have no gaps."""
+"""Single row that every writer locks first, so that writers queue and numbers have no gaps."""
 
 account = Table(
     "account",
@@ -74,6 +76,7 @@ account = Table(
     CheckConstraint("credit >= 0", name="credit_is_not_negative"),
     Index("account_seq", "seq"),
 )
+"""Bank accounts. ``known`` is 0 for accounts that exist only because of a charge."""
 
 member = Table(
     "member",
@@ -85,6 +88,7 @@ member = Table(
     _int("listed"),
     Index("member_name", "name"),
 )
+"""Users of accounts, with spending limit and amount spent, in micro-SU."""
 
 pot = Table(
     "pot",
@@ -105,6 +109,7 @@ pot = Table(
     Index("pot_end", "end_us"),
     Index("pot_made_by", "made_by"),
 )
+"""Allocations (numbers from 1) and the bank's own pots (below 0), with their balances."""
 
 act = Table(
     "act",
@@ -125,6 +130,7 @@ act = Table(
     Index("act_user", "user_name", "at_us"),
     Index("act_charge", "charge"),
 )
+"""Ledger transactions: every change, with author, reason and idempotency key."""
 
 entry = Table(
     "entry",
@@ -136,6 +142,7 @@ entry = Table(
     CheckConstraint("amount <> 0", name="moves_something"),
     Index("entry_pot", "pot", "act"),
 )
+"""Postings: the change of one pot by a ledger transaction, and its balance afterwards."""
 
 charge = Table(
     "charge",
@@ -165,6 +172,7 @@ charge = Table(
     Index("charge_user", "user_name", "begin_us"),
     Index("charge_last", "last_at_us", "number"),
 )
+"""Charges, one for each run or piece of a run, as last posted."""
 
 charge_version = Table(
     "charge_version",
@@ -178,6 +186,7 @@ charge_version = Table(
     _text("acts"),
     Column("body", LargeBinary, nullable=False),
 )
+"""All posted versions of charges."""
 
 settlement = Table(
     "settlement",
@@ -189,6 +198,7 @@ settlement = Table(
     _int("frees"),
     _int("final"),
 )
+"""Amounts that the gate deducts from its holds, in order."""
 
 rate = Table(
     "rate",
@@ -201,6 +211,7 @@ rate = Table(
     _int("made_by"),
     Column("body", LargeBinary, nullable=False),
 )
+"""Rates: the prices of partitions."""
 
 mode = Table(
     "mode",
@@ -210,10 +221,13 @@ mode = Table(
     _text("account", primary_key=True),
     _text("mode"),
 )
+"""Mode rules: off, observe or gate, by cluster, partition and account."""
 
 cursor = Table("cursor", metadata, _text("name", primary_key=True), _int("position"))
+"""Positions of consumers in the journal."""
 
 mark = Table("mark", metadata, _text("name", primary_key=True), _text("said"))
+"""Short notes by name, such as the last reconciliation of a cluster."""
 
 threshold = Table(
     "threshold",
@@ -223,6 +237,7 @@ threshold = Table(
     _int("value", primary_key=True, autoincrement=False),
     _int("at_us"),
 )
+"""Thresholds of allocations that were reported."""
 
 outbox = Table(
     "outbox",
@@ -238,6 +253,7 @@ outbox = Table(
     UniqueConstraint("kind", "item_key", name="outbox_key"),
     Index("outbox_due", "kind", "done", "next_us"),
 )
+"""Messages to deliver: events, notices, reports to remote banks."""
 
 token = Table(
     "token",
@@ -248,6 +264,7 @@ token = Table(
     _int("expires_us", nullable=True),
     _text("note"),
 )
+"""Tokens of the myBRC API, by digest."""
 
 refusal = Table(
     "refusal",
@@ -265,6 +282,7 @@ refusal = Table(
     _text("why"),
     Index("refusal_at", "at_us"),
 )
+"""Jobs that the gate rejected, or would have rejected."""
 
 told = Table(
     "told",
@@ -283,6 +301,7 @@ told = Table(
     Column("cpu_hours", Double, nullable=False, server_default=sqlalchemy.text("0")),
     Index("told_started", "started_us", "jobslurmid"),
 )
+"""Jobs that clients of the myBRC API reported."""
 
 remote_hold = Table(
     "remote_hold",
@@ -294,6 +313,7 @@ remote_hold = Table(
     _int("amount"),
     Index("remote_hold_account", "account"),
 )
+"""Holds that a remote myBRC server counts as used."""
 
 lease = Table(
     "lease",
@@ -303,31 +323,34 @@ lease = Table(
     _int("fence"),
     _int("until_us"),
 )
+"""Leases: exclusive rights with a fencing number, such as that of the deciding gate."""
 
 
 MIGRATIONS: Final = Path(__file__).with_name("migrations")
+"""Directory of Alembic's migrations."""
 
 _REVISIONS: Final = sorted(path.name[:4] for path in MIGRATIONS.glob("versions/[0-9]*.py"))
 
 NEWEST: Final = _REVISIONS[-1]
-"""The revision that this Steward works with."""
+"""Schema revision that this version of Steward uses."""
 
 _ADVISORY_LOCK: Final = 0x57E3A2D
+"""Key of the PostgreSQL advisory lock that serializes schema upgrades."""
 
 
 def bring_up_to_date(database: Database) -> None:
-    """Make the tables, or change them to what this Steward works with.
+    """Create the tables, or upgrade their schema to the newest revision.
 
     Raises:
-        BankError: A newer Steward made them.
-        LedgerUnavailable: The database is away.
+        BankError: A newer Steward created them.
+        LedgerUnavailable: The database is unreachable.
     """
     with database.reading() as connection:
         if revision_of(connection) == NEWEST:
             return
     with database.writing() as connection:
         if not database.is_sqlite:
-            # Two that start at once: the second waits, and finds it done.
+            # If two processes start at once, the second waits and finds it done.
             connection.execute(
                 sqlalchemy.select(sqlalchemy.func.pg_advisory_xact_lock(_ADVISORY_LOCK))
             )
@@ -342,7 +365,7 @@ def bring_up_to_date(database: Database) -> None:
 
 
 def revision_of(connection: Connection) -> str:
-    """The revision that a database is at; "" for one that is empty."""
+    """Return the schema revision of a database; "" if it is empty."""
     if not sqlalchemy.inspect(connection).has_table("alembic_version"):
         return ""
     found = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
@@ -350,6 +373,7 @@ def revision_of(connection: Connection) -> str:
 
 
 def _upgrade(connection: Connection) -> None:
+    """Run Alembic's migrations up to the newest revision."""
     from alembic import command
     from alembic.config import Config
 

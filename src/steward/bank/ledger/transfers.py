@@ -1,7 +1,8 @@
-"""Money moved by people: deposits, withdrawals, transfers, refunds and adjustments.
+"""Manual transfers in the ledger: deposit, withdraw, transfer, refund, adjust, expire.
 
-Each names who and why, and can carry a key of the caller's: its repeat returns the
-first, and moves nothing.
+Each records author and reason, and may carry an idempotency key: a repeat returns the first
+transfer and moves nothing. Called by ``steward.bank.actions.money`` and by imports. Amounts
+are micro-SU.
 """
 
 from collections.abc import Mapping
@@ -20,13 +21,13 @@ _NOTHING: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 class Transfers(Moves):
-    """What can be asked of and done to money.
+    """Move money on behalf of people.
 
     Args:
         session: The transaction.
-        accounts: The accounts in it.
-        allocations: The allocations in it.
-        charges: The charges in it.
+        accounts: The accounts of the same transaction.
+        allocations: The allocations of the same transaction.
+        charges: The charges of the same transaction.
     """
 
     def __init__(
@@ -38,11 +39,11 @@ class Transfers(Moves):
         self._charges = charges
 
     def deposit(self, account: str, amount: int, by: By, *, allocation: int = 0) -> Transfer:
-        """Issue money to an account: into one of its allocations, the open-ended one for 0.
+        """Deposit new money in one of an account's allocations; the open-ended one for 0.
 
         Raises:
-            BankUsage: There is no such account or allocation, it takes no money, or the
-                amount is none.
+            BankUsage: The account or allocation does not exist or takes no money, or the amount is
+                invalid.
         """
         whose = self._accounts.need(account)
         checked_amount(amount)
@@ -56,14 +57,14 @@ class Transfers(Moves):
         )
 
     def withdraw(self, account: str, amount: int, by: By, *, allocation: int = 0) -> Transfer:
-        """Take money back from an account.
+        """Withdraw money from an account.
 
-        From one of its allocations, or for 0 from the open-ended one as far as there is
-        something in it, and then from the others, those that end last first.
+        It comes from the given allocation; for 0 from the open-ended one as far as its balance
+        goes, then from the others, latest end first.
 
         Raises:
-            BankRefused: There is not so much.
-            BankUsage: There is no such account or allocation, or the amount is none.
+            BankRefused: The balance is too low.
+            BankUsage: The account or allocation does not exist, or the amount is invalid.
         """
         whose = self._accounts.need(account)
         checked_amount(amount)
@@ -84,12 +85,12 @@ class Transfers(Moves):
         source_allocation: int = 0,
         target_allocation: int = 0,
     ) -> Transfer:
-        """Move money between accounts, or between allocations of one.
+        """Transfer money between accounts, or between allocations of one account.
 
         Raises:
-            BankRefused: There is not so much.
-            BankUsage: There is no such account or allocation, they are the same, the target
-                takes no money, or the amount is none.
+            BankRefused: The source's balance is too low.
+            BankUsage: An account or allocation does not exist, both are the same, the target takes
+                no money, or the amount is invalid.
         """
         giver, taker = self._accounts.need(source), self._accounts.need(target)
         checked_amount(amount)
@@ -105,11 +106,11 @@ class Transfers(Moves):
     def refund(
         self, account: str, amount: int, by: By, *, user: str = "", allocation: int = 0
     ) -> Transfer:
-        """Give back what was used, for no charge in particular.
+        """Refund usage that belongs to no particular charge.
 
         Raises:
-            BankUsage: There is no such account or allocation, it takes no money, or the
-                amount is none.
+            BankUsage: The account or allocation does not exist or takes no money, or the amount is
+                invalid.
         """
         whose = self._accounts.need(account)
         checked_amount(amount)
@@ -124,11 +125,11 @@ class Transfers(Moves):
         return made
 
     def adjust(self, account: str, amount: int, by: By, *, allocation: int = 0) -> Transfer:
-        """Put right what is wrong for reasons outside; below zero to take away.
+        """Adjust a balance for reasons outside the bank; a negative amount takes away.
 
         Raises:
-            BankRefused: An allocation that ends would be below zero.
-            BankUsage: There is no such account or allocation, or the amount is none.
+            BankRefused: An allocation with an end would go below zero.
+            BankUsage: The account or allocation does not exist, or the amount is invalid.
         """
         whose = self._accounts.need(account)
         checked_amount(abs(amount))
@@ -144,11 +145,11 @@ class Transfers(Moves):
         )
 
     def refund_charge(self, key: str, by: By, *, amount: int | None = None) -> Transfer:
-        """Give back a part of a charge, or all of it; see ``Charges.refund``.
+        """Refund part or all of a charge; see ``Charges.refund``.
 
         Raises:
-            BankRefused: It did not come to so much.
-            BankUsage: There is no such charge, nothing to give back, or the amount is none.
+            BankRefused: The amount is more than the charge.
+            BankUsage: The charge does not exist, or the amount is invalid.
         """
         return self._charges.refund(key, by, amount)
 
@@ -156,8 +157,8 @@ class Transfers(Moves):
         """Empty the allocations that have ended; see ``steward.bank.ledger.allocations``.
 
         Args:
-            by: Who does it; ``by.at`` is the present.
-            kept: By allocation, what jobs that started on it may still need.
+            by: Author; ``by.at`` is the present.
+            kept: By allocation number, the amount that jobs started on it may still need.
         """
         return expire(self._session, self._allocations, self, by, kept)
 
@@ -165,7 +166,7 @@ class Transfers(Moves):
         return self._allocations.of_account(takes_money(account).name, allocation).number
 
     def _taken(self, account: str, amount: int, allocation: int, but: int = 0) -> dict[int, int]:
-        """What goes out of each allocation, as numbers below zero."""
+        """Divide a withdrawal among allocations: negative amounts by allocation number."""
         if allocation:
             chosen = [self._allocations.of_account(account, allocation)]
         else:

@@ -1,1 +1,1 @@
-"""How facts come in from compute nodes: what their agents send becomes events."""
+"""Source for compute nodes: receives what their agents send and turns it into events."""

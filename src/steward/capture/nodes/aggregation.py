@@ -1,8 +1,12 @@
-"""The lines that the SPANK plugin writes on compute nodes, read: each is hostile input.
+"""Aggregation of SPANK lines from compute nodes into step, task, prolog and gap events.
 
-One JSON object a line, keys of a letter or two, since a node writes one for
-every task. A root user of a node may send anything, so every number has bounds,
-those of what a machine can do: a sum of what is beyond them fits no database.
+The SPANK plugin writes one JSON object per line, with keys of a letter or two, since a node writes
+one for every task. Input is hostile: root on a node may send anything, so every number has bounds,
+those of what a machine can do; sums beyond them fit into no database.
+
+``read_line`` parses a line to a :class:`NodeLine`. ``fold`` converts a batch of lines to events,
+many tasks of a step to one event. ``gap_event`` records missing lines. ``flaw_of`` validates such
+events when another controller forwards them.
 """
 
 import hashlib
@@ -28,21 +32,27 @@ from steward.core.usage import Launch, NodeGap, NodeJob, StepEnd, StepStart, Tas
 from steward.jobs.job_ids import MAX_JOB_ID
 
 LARGEST_LINE: Final = 4096
-"""Of a line with its newline, in bytes."""
+"""Maximum length of a line with its newline, in bytes."""
 _SHORTEST_LINE: Final = 56
-"""What a line cannot be without takes more: so a flood of shorter ones costs little."""
+"""Minimum length of a line in bytes: mandatory fields take more, so a flood of shorter lines is
+cheap to reject.
+"""
 STEP: Final = re.compile(r"(?:[0-9]{1,10}(?:\+[0-9]{1,5})?|batch|extern|interactive)")
+"""Valid step ids: a number, with het component, or a named step."""
 MOST_US: Final = 2**53
-"""CPU time of a task or of a step on a node, µs: that of 1,024 CPUs in a hundred days."""
+"""Maximum CPU time of a task, or of a step on a node, in µs: 1,024 CPUs for a hundred days."""
 MOST_BYTES: Final = 2**56
-"""Memory, or what was read or written: no node moves 64 PiB within a step."""
+"""Maximum memory or I/O in bytes: no node moves 64 PiB within a step."""
 MOST_TIMES: Final = 2**48
-"""Page faults or context switches: a billion a second for three days are less."""
+"""Maximum page faults or context switches: a billion a second for three days are fewer."""
 MOST_ID: Final = 2**32 - 1
+"""Largest 32-bit number."""
 OLDEST_US: Final = 1_262_304_000_000_000
-"""The year 2010: a node with an earlier clock has none."""
+"""The year 2010: a node with an earlier clock has no valid time."""
 YOUNGEST_US: Final = 2**52
-"""The year 2112."""
+"""The year 2112: later times are invalid."""
+
+# Parser of lines
 
 _Job = Annotated[int, msgspec.Meta(ge=1, le=MAX_JOB_ID)]
 _Id = Annotated[int, msgspec.Meta(ge=0, le=MOST_ID)]
@@ -52,20 +62,21 @@ _Times = Annotated[int, msgspec.Meta(ge=0, le=MOST_TIMES)]
 _Time = Annotated[int, msgspec.Meta(ge=OLDEST_US, le=YOUNGEST_US)]
 _Short = Annotated[str, msgspec.Meta(max_length=64)]
 _Key = msgspec.field
+"""Short form of ``msgspec.field``, which maps a field to its key in the line."""
 
 
 class NodeLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One line; what a kind does not say has its default.
+    """Parsed line; fields that its kind lacks have their defaults.
 
     Attributes:
-        version: Of the shape of lines.
+        version: Version of the line format.
         kind: ``start``, ``smgr``, ``task``, ``end``, ``prolog`` or ``epilog``.
-        at_us: When it was written, µs since the epoch.
-        job: The raw job id.
+        at_us: Time it was written, µs since the epoch.
+        job: Raw job id.
         node: NodeName.
-        step: As Slurm writes it behind the dot.
-        launched_us: When the step was launched there, µs since the epoch.
-        lost: Lines that were lost before this one.
+        step: Step id, as Slurm writes it after the dot.
+        launched_us: Launch time of the step on the node, µs since the epoch.
+        lost: Number of lines lost before this one.
     """
 
     version: Literal[1] = _Key(name="v")
@@ -109,10 +120,10 @@ class NodeLine(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 def bounds_of(name: str) -> tuple[int, int]:
-    """The least and the most that a number of an event made of such lines can be.
+    """Return minimum and maximum of a numeric field in events made of such lines.
 
     Args:
-        name: Of the field, as ``steward.core.usage`` has it.
+        name: Name of the field, as in ``steward.core.usage``.
     """
     if name in ("launched_us", "ended_us"):
         return OLDEST_US, YOUNGEST_US
@@ -125,19 +136,22 @@ def bounds_of(name: str) -> tuple[int, int]:
 
 _decoder = msgspec.json.Decoder(NodeLine)
 _OF_STEPS: Final = ("start", "smgr", "task", "end")
+"""Kinds of lines about a step."""
 _OF_USERS: Final = ("start", "prolog", "epilog")
+"""Kinds of lines that must contain a uid."""
 _BEGIN: Final = b'{"v":'
+"""Start of a line."""
 
 
 def read_line(line: bytes, node: str, latest_us: int) -> NodeLine | None:
-    """A line's facts; None for what is no line of this node's.
+    """Parse and validate a line of a node; None if it is invalid.
 
-    Where a full disk cut a line short the next one stands right behind it, and is found.
+    If a full disk truncated a line, the next one follows in the same line and is found.
 
     Args:
-        line: Without its newline.
-        node: NodeName of the one that sent it.
-        latest_us: No line can be younger, µs since the epoch.
+        line: The line without its newline.
+        node: NodeName of the sender.
+        latest_us: Latest valid time, µs since the epoch.
     """
     if len(line) < _SHORTEST_LINE:
         return None
@@ -155,6 +169,7 @@ def read_line(line: bytes, node: str, latest_us: int) -> NodeLine | None:
 
 
 def _decoded(line: bytes) -> NodeLine | None:
+    """Decode a line; None if it is too long or invalid."""
     if len(line) >= LARGEST_LINE:
         return None
     try:
@@ -163,27 +178,39 @@ def _decoded(line: bytes) -> NodeLine | None:
         return None
 
 
+# Events
+
 NODES_SOURCE: Final = "node"
+"""Source name of the events."""
 KINDS: Final = frozenset({STEP_START, TASK_EXIT, STEP_END, NODE_PROLOG, NODE_EPILOG, NODE_GAP})
+"""Kinds of events made from node lines."""
 MOST_TASKS: Final = 2000
-"""Of one event: it then has less than the megabyte that a controller may forward."""
+"""Maximum number of tasks in one event, which keeps it below the megabyte that a controller may
+forward.
+"""
 LOST: Final = "lost"
+"""Reason of a gap: lines were lost on the node."""
 GARBLED: Final = "garbled"
+"""Reason of a gap: lines are unreadable."""
 REBOOT: Final = "reboot"
+"""Reason of a gap: the node rebooted and lost its spool."""
 
 _AHEAD: Final = timedelta(days=1)
-"""Clocks that differ by more are no clocks."""
+"""Maximum clock difference; a time further ahead is invalid."""
 _LONGEST_TEXT: Final = 255
+"""Maximum length of a text in an event, in characters."""
 _DIGITS: Final = 24
+"""Length of a digest in event keys, in hex digits."""
 _WHY: Final = frozenset({LOST, GARBLED, REBOOT})
+"""Valid reasons of gaps."""
 
 
 class Folded(msgspec.Struct, frozen=True):
-    """What a batch says.
+    """Events of a batch of lines.
 
     Attributes:
-        events: Its events, starts before tasks before ends.
-        lost: Lines that it says were lost, or that cannot be read.
+        events: Events: starts, then tasks, then ends.
+        lost: Number of lines that were reported lost or are unreadable.
     """
 
     events: list[Event]
@@ -197,14 +224,14 @@ def fold(
     now: datetime,
     redact_name: Callable[[str], str] = str,
 ) -> Folded:
-    """The events of a batch of lines.
+    """Convert a batch of lines to events.
 
     Args:
-        cluster: The node's cluster.
-        node: NodeName of the sender: lines of others are garbled ones.
+        cluster: Cluster of the node.
+        node: NodeName of the sender; lines of other nodes count as garbled.
         body: The lines.
-        now: Time of day.
-        redact_name: Takes secrets out of a step's name, which is its user's to choose.
+        now: Current time.
+        redact_name: Removes secrets from a step's name, which its user chooses.
     """
     latest_us = micros(now + _AHEAD)
     starts: list[Event] = []
@@ -230,7 +257,7 @@ def fold(
             ends.append(_event(cluster, STEP_END, line, _end_of(line), now))
         elif line.kind == "start":
             starts.append(_event(cluster, STEP_START, line, _start_of(line, redact_name), now))
-        elif line.kind != "smgr":  # that all tasks of a step were begun: its start said how many
+        elif line.kind != "smgr":  # all tasks have started; their start line had the number
             kind = NODE_PROLOG if line.kind == "prolog" else NODE_EPILOG
             starts.append(_event(cluster, kind, line, _job_of(line), now))
     exits = [_exit(cluster, some, now) for of in tasks.values() for some in _cut(of)]
@@ -242,14 +269,15 @@ def fold(
 def gap_event(
     cluster: str, gap: NodeGap, told_by: str, now: datetime, at: datetime | None = None
 ) -> Event:
-    """The event of a gap.
+    """Build the event of a gap.
 
     Args:
-        cluster: The node's cluster.
+        cluster: Cluster of the node.
         gap: What is missing.
-        told_by: What is the same when the gap is told again, and differs for another one.
-        now: Time of day.
-        at: When it came about; ``now`` where nobody knows.
+        told_by: Text that is equal when the same gap is reported again, and differs for another
+            gap.
+        now: Current time.
+        at: Time of the gap; None for ``now``.
     """
     return Event(
         kind=NODE_GAP,
@@ -263,7 +291,7 @@ def gap_event(
 
 
 def flaw_of(event: Event) -> str:
-    """Why an event of one of these kinds cannot be one that this module made; "" if it can."""
+    """Return why this module cannot have made an event; "" if it can."""
     body = event.body
     launch = isinstance(body, Launch)
     if isinstance(body, Launch | NodeJob) and not 0 < body.job_id <= MAX_JOB_ID:
@@ -283,6 +311,7 @@ def flaw_of(event: Event) -> str:
 
 
 def _is_bounded(record: msgspec.Struct) -> bool:
+    """Return whether all fields of a record are within their bounds."""
     for name in record.__struct_fields__:
         value = getattr(record, name)
         if isinstance(value, int):
@@ -297,16 +326,19 @@ def _is_bounded(record: msgspec.Struct) -> bool:
 
 
 def _stem(gap: NodeGap) -> str:
+    """Return the start of a gap's event key."""
     return f"{NODE_GAP}:{gap.node}:{gap.why}:"
 
 
 def _gap(cluster: str, node: str, why: str, lines: int, told_by: str, now: datetime) -> Event:
+    """Build the event of a gap in lines."""
     return gap_event(cluster, NodeGap(node=node, why=why, lines=lines), told_by, now)
 
 
 def _key(kind: str, body: Any, at: datetime) -> str:
+    """Build the key of a step, task, prolog or epilog event."""
     if isinstance(body, NodeJob):
-        # A job's Prolog runs again when it is requeued.
+        # A requeued job's Prolog runs again.
         return f"{kind}:{body.job_id}:{body.node}:{micros(at)}"
     launch = f"{kind}:{body.job_id}:{body.step}:{body.node}:{body.launched_us}"
     if isinstance(body, TasksExited):
@@ -316,10 +348,12 @@ def _key(kind: str, body: Any, at: datetime) -> str:
 
 
 def _short_digest(parts: Iterable[bytes]) -> str:
+    """Return a digest of byte strings, shortened."""
     return hashlib.sha256(b"\n".join(parts)).hexdigest()[:_DIGITS]
 
 
 def _event(cluster: str, kind: str, line: NodeLine, body: Any, now: datetime) -> Event:
+    """Build the event of a line."""
     at = moment(line.at_us)
     return Event(
         kind=kind,
@@ -333,6 +367,7 @@ def _event(cluster: str, kind: str, line: NodeLine, body: Any, now: datetime) ->
 
 
 def _start_of(line: NodeLine, redact_name: Callable[[str], str]) -> StepStart:
+    """Build the body of a step.start event."""
     return StepStart(
         job_id=line.job,
         step=line.step,
@@ -351,6 +386,7 @@ def _start_of(line: NodeLine, redact_name: Callable[[str], str]) -> StepStart:
 
 
 def _end_of(line: NodeLine) -> StepEnd:
+    """Build the body of a step.end event."""
     return StepEnd(
         job_id=line.job,
         step=line.step,
@@ -368,16 +404,19 @@ def _end_of(line: NodeLine) -> StepEnd:
 
 
 def _job_of(line: NodeLine) -> NodeJob:
+    """Build the body of a prolog or epilog event."""
     return NodeJob(job_id=line.job, node=line.node, uid=line.uid or 0, gid=line.gid)
 
 
 def _cut(tasks: dict[int, NodeLine]) -> Iterator[list[NodeLine]]:
+    """Split a step's tasks into lists short enough for one event."""
     ordered = [tasks[task] for task in sorted(tasks)]
     for begin in range(0, len(ordered), MOST_TASKS):
         yield ordered[begin : begin + MOST_TASKS]
 
 
 def _exit(cluster: str, lines: list[NodeLine], now: datetime) -> Event:
+    """Build one event for several exited tasks of a step."""
     first = lines[0]
     body = TasksExited(
         job_id=first.job,
@@ -391,6 +430,7 @@ def _exit(cluster: str, lines: list[NodeLine], now: datetime) -> Event:
 
 
 def _task_of(line: NodeLine) -> TaskUsage:
+    """Build the usage record of an exited task."""
     return TaskUsage(
         task=line.task,
         pid=line.pid,

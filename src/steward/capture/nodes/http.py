@@ -1,7 +1,9 @@
-"""As much of HTTP/1.1 as agents speak: each length has a bound, and each wait an end.
+"""HTTP/1.1 server for node agents: requests with bounded lengths and times, and connections.
 
-Nothing of the standard library's servers is used: their waits are for single
-bytes, so that whoever sends one a minute could hold a thread for days.
+It replaces the standard library's servers, whose time-outs apply to single bytes, so that a client
+sending one byte a minute could hold a thread for days. :class:`Peer` reads requests and writes
+replies on one connection. :class:`Connections` accepts connections and runs a thread for each, up
+to a limit; when it is reached, clients that have not identified themselves are disconnected.
 """
 
 import logging
@@ -20,9 +22,11 @@ from steward.core.listeners import host_of, is_within
 from steward.core.waits import Stop
 
 MOST_HEAD: Final = 16 << 10
+"""Maximum size of a request's head, in bytes."""
 MOST_BODY: Final = (1 << 20) + (64 << 10)
-"""Of one batch, in bytes; agents send a megabyte at the most."""
+"""Maximum size of a batch, in bytes; agents send a megabyte at most."""
 _PIECE: Final = 1 << 16
+"""Maximum number of bytes per read."""
 _REQUEST: Final = re.compile(rb"([A-Z]{3,16}) (/[!-~]{0,1000}) HTTP/1\.1")
 _HEADER: Final = re.compile(rb"([!-9;-~]{1,64}):([\t -~]*)")
 _LENGTH: Final = re.compile(rb"[0-9]{1,10}")
@@ -36,14 +40,18 @@ _REASONS: Final = {
     431: "Request Header Fields Too Large",
     503: "Service Unavailable",
 }
+"""Reason phrases of the statuses in use."""
+
+
+# Requests and replies
 
 
 class RequestError(StewardError):
-    """What came is no request that is answered here.
+    """A request is invalid or not supported.
 
     Args:
-        status: The status of HTTP that says so.
-        what: Why, in words.
+        status: HTTP status of the reply.
+        what: Reason, as text.
     """
 
     def __init__(self, status: int, what: str) -> None:
@@ -52,16 +60,16 @@ class RequestError(StewardError):
 
 
 class PeerGone(Unavailable):
-    """The other end went away, or is too slow."""
+    """The client disconnected or is too slow."""
 
 
 class Request(msgspec.Struct, frozen=True):
-    """The head of a request; its body is taken when it is known whose it is.
+    """Head of a request; the body is read only after the sender is known.
 
     Attributes:
-        path: What is asked for.
-        headers: By lower-case name.
-        length: Of the body, in bytes.
+        path: Requested path.
+        headers: Headers by lower-case name.
+        length: Length of the body, in bytes.
     """
 
     path: str
@@ -70,12 +78,12 @@ class Request(msgspec.Struct, frozen=True):
 
     @property
     def closes(self) -> bool:
-        """Whether the other end wants no further request on this connection."""
+        """Whether the client sends no further request on this connection."""
         return self.headers.get(b"connection", b"").lower() == b"close"
 
 
 class Peer:
-    """One connection.
+    """Connection to a client, with HTTP on top.
 
     Args:
         connection: A connected stream socket.
@@ -86,15 +94,15 @@ class Peer:
         self._held = bytearray()
 
     def request(self, begin_s: float, timeout_s: float) -> Request | None:
-        """The head of the next request; None where the connection ends before it.
+        """Read the head of the next request; None if the connection ends before it.
 
         Args:
-            begin_s: How long the first byte may take.
-            timeout_s: How long all of it may then take.
+            begin_s: Maximum wait for the first byte, in seconds.
+            timeout_s: Maximum time for the rest of the head, in seconds.
 
         Raises:
-            RequestError: It is none, or a part of it is too large.
-            PeerGone: The other end went away in the middle, or is too slow.
+            RequestError: The request is invalid or too large.
+            PeerGone: The client disconnected in the middle, or is too slow.
         """
         until = time.monotonic() + begin_s
         began = bool(self._held)
@@ -112,10 +120,10 @@ class Peer:
         return _parsed(head)
 
     def body(self, length: int, timeout_s: float) -> bytes:
-        """The body of a request.
+        """Read the body of a request.
 
         Raises:
-            PeerGone: The other end went away in the middle, or is too slow.
+            PeerGone: The client disconnected in the middle, or is too slow.
         """
         until = time.monotonic() + timeout_s
         while len(self._held) < length:
@@ -126,14 +134,14 @@ class Peer:
         return body
 
     def linger(self, timeout_s: float) -> None:
-        """Say no more, and pass over what still comes until the other end closes, too.
+        """Shut down writing, and discard input until the client closes.
 
-        Closed at once, the connection would be reset, and the last answer lost.
+        An immediate close would reset the connection, and the client would lose the last reply.
         """
         until = time.monotonic() + timeout_s
         left = MOST_BODY + MOST_HEAD
         try:
-            # Not by an SSLSocket's own method, which would end the encryption of what is left.
+            # Not with SSLSocket.shutdown, which would end encryption of the remaining data.
             socket.socket.shutdown(self._connection, socket.SHUT_WR)
             while left > 0 and self._more(until, _PIECE):
                 left -= len(self._held)
@@ -148,10 +156,10 @@ class Peer:
         headers: Mapping[str, str],
         timeout_s: float,
     ) -> None:
-        """Answer a request.
+        """Send a reply.
 
         Raises:
-            PeerGone: The other end does not take it.
+            PeerGone: The client does not accept it.
         """
         lines = [f"HTTP/1.1 {status} {_REASONS[status]}", f"Content-Length: {len(body)}"]
         lines += ["Content-Type: text/plain; charset=utf-8"]
@@ -164,6 +172,7 @@ class Peer:
             raise PeerGone(f"it takes no answer: {error.strerror or error}") from error
 
     def _more(self, until: float, most: int) -> bool:
+        """Read more data until a deadline; return False at the end of the stream."""
         left_s = until - time.monotonic()
         if left_s <= 0:
             raise PeerGone("it is too slow")
@@ -179,6 +188,7 @@ class Peer:
 
 
 def _parsed(head: bytes) -> Request:
+    """Parse the head of a POST request."""
     first, *rest = head.split(b"\r\n")
     request = _REQUEST.fullmatch(first)
     if request is None or request[1] != b"POST":
@@ -197,17 +207,24 @@ def _parsed(head: bytes) -> Request:
     return Request(request[2].decode("ascii"), headers, int(length))
 
 
+# Connections
+
 log = logging.getLogger(__name__)
 
 BACKLOG: Final = 4096
+"""Backlog of the listening socket."""
 _PATIENCE_S: Final = 1.0
-"""Where there is no room, whoever has not said in this time who it is makes some."""
+"""When all slots are taken, clients that have not identified themselves within this time are
+disconnected, in seconds.
+"""
 _TURN_S: Final = 0.5
+"""Time for which ``take`` waits for a connection, in seconds."""
 _LAST_WORDS_S: Final = 1.0
+"""Time for requests in progress at a stop, in seconds."""
 
 
 class Connection:
-    """One node, or somebody who has not shown yet that it is one."""
+    """Connection of a node, or of a client not identified yet."""
 
     def __init__(self, plain: socket.socket, address: str) -> None:
         self.plain = plain
@@ -216,23 +233,23 @@ class Connection:
         self.is_known = False
 
     def shut(self) -> None:
-        """End it; its thread notices."""
+        """Shut down the connection; its thread notices."""
         try:
-            # Not by an SSLSocket's own method, which another thread may be in the middle of.
+            # Not with SSLSocket.shutdown, which another thread may be using.
             socket.socket.shutdown(self.plain, socket.SHUT_RDWR)
         except OSError:
-            return  # it has ended by itself
+            return  # it has ended already
 
 
 class Connections:
-    """Takes connections, as many as there is room for.
+    """Accepts connections up to a limit, and serves each in a thread.
 
     Args:
-        listener: Where they come in.
-        most: How many there may be at once.
-        shared_from: Networks whose addresses many nodes share.
-        serve: Talks to one, in a thread of its own, until it ends; raises nothing.
-        send_away: Tells one that there is no room.
+        listener: Listening socket.
+        most: Maximum number of connections.
+        shared_from: Networks whose addresses several nodes share (NAT).
+        serve: Serves one connection in its own thread until it ends; must not raise.
+        send_away: Rejects one connection because the limit is reached.
     """
 
     def __init__(
@@ -252,12 +269,12 @@ class Connections:
         self._connections: set[Connection] = set()
 
     def take(self, stop: Stop) -> None:
-        """Wait a moment for a connection, and begin to serve it."""
+        """Wait up to half a second for a connection, and start serving it."""
         if stop.wait(_TURN_S, self._listener.fileno()):
             self._accept(stop)
 
     def close(self) -> None:
-        """Let go of all; what is under way is finished first, if it does not take long."""
+        """Close all connections; requests in progress get one second to finish."""
         self._listener.close()
         for connection in self._all():
             if not connection.is_known:
@@ -268,10 +285,12 @@ class Connections:
             connection.shut()
 
     def _all(self) -> list[Connection]:
+        """Return the present connections."""
         with self._ended:
             return list(self._connections)
 
     def _accept(self, stop: Stop) -> None:
+        """Accept a connection, or reject it if the limit is reached."""
         has_slot = self._slots.acquire(timeout=_PATIENCE_S)
         if not has_slot and not stop.is_set():
             self._make_room()
@@ -279,7 +298,7 @@ class Connections:
         try:
             plain, address = self._listener.accept()
         except OSError as error:
-            # It went before we came, or no descriptor is left: then the next turn may have one.
+            # The client has left, or no descriptor is free; the next call may succeed.
             log.debug("a connection could not be taken: %s", error)
             if has_slot:
                 self._slots.release()
@@ -293,10 +312,10 @@ class Connections:
         threading.Thread(target=self._run, args=(connection,), daemon=True).start()
 
     def _make_room(self) -> None:
-        """End those who are slow to show who they are, of the address that has most of them."""
+        """Disconnect slow unidentified clients of the address that has most of them."""
         before = time.monotonic() - _PATIENCE_S
         slow = [one for one in self._all() if not one.is_known and one.since < before]
-        # Nodes that share an address would be taken for one that opens many.
+        # Nodes that share an address must not count as one client with many connections.
         hosts = [
             "" if is_within(one.address, self._shared_from) else host_of(one.address)
             for one in slow
@@ -308,6 +327,7 @@ class Connections:
                 one.shut()
 
     def _run(self, connection: Connection) -> None:
+        """Serve a connection in its thread, then free its slot."""
         try:
             self._serve(connection)
         finally:

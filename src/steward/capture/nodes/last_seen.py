@@ -1,8 +1,10 @@
-"""When each node was heard last, and what it said then: ``nodes.db`` in the state directory.
+"""Node reports: when each compute node last reported, and which agents were refused.
 
-Of thousands of nodes that report in a minute nothing is written at once: what
-was heard is kept in memory, and written down every few seconds. What is lost
-of it at a crash is heard again.
+:class:`Hearing` collects reports in memory, because thousands of nodes report within a minute, and
+writes them to ``nodes.db`` in the state directory every few seconds; reports lost in a crash are
+sent again. :class:`Heard` reads that database. :class:`Refusals` keeps the last refusal per address
+in the status file ``nodes-refused.json``, which ``refused_lately`` reads for the doctor and status
+pages.
 """
 
 import os
@@ -19,11 +21,15 @@ from steward.core.sqlite import Connection, open_database, open_reader, transact
 from steward.core.timestamps import micros, moment
 
 FILE: Final = "nodes.db"
+"""File name of the database in the state directory."""
 _REFUSALS: Final = "nodes-refused.json"
+"""File name of the status file of refusals."""
 _MOST_REFUSALS: Final = 64
+"""Maximum number of addresses kept."""
 _MOST_TOLD: Final = 8
+"""Maximum number of refusals shown."""
 LATELY: Final = timedelta(minutes=30)
-"""How long agents may be silent, and for how long it is told that one was refused."""
+"""How long agents may be silent before they count as missing, and how long a refusal is shown."""
 _MIGRATIONS: Final = (
     """
     CREATE TABLE node (
@@ -41,16 +47,16 @@ _MIGRATIONS: Final = (
 
 
 class NodeHeard(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of one node.
+    """Last report of a node.
 
     Attributes:
-        cluster: Its cluster.
+        cluster: Cluster of the node.
         node: NodeName.
-        heard_at: When it reported last.
-        sequence: Number of that batch among those of its place.
-        boot_id: Of the node's boot.
-        place: Id of the agent's place; another one came with the loss of its spool.
-        lost: Lines that it ever lost, as far as they could be counted.
+        heard_at: Time of its last report.
+        sequence: Number of the last batch within its spool.
+        boot_id: Boot id of the node.
+        place: Id of the agent's spool; a new id means that the old spool was lost.
+        lost: Total number of lines it ever lost, as far as counted.
     """
 
     cluster: str
@@ -63,13 +69,13 @@ class NodeHeard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Heard:
-    """Reads when nodes were heard.
+    """Reader of the nodes' last reports.
 
     Args:
         state_dir: The state directory.
 
     Raises:
-        SqliteUnavailable: No node was ever heard here.
+        SqliteUnavailable: No node has ever reported here.
     """
 
     def __init__(self, state_dir: str) -> None:
@@ -77,24 +83,24 @@ class Heard:
         self._database = open_reader(self._path)
 
     def nodes(self, cluster: str = "") -> list[NodeHeard]:
-        """Every node that was ever heard, in order of their names.
+        """Return all nodes that ever reported, sorted by name.
 
         Args:
-            cluster: Of this cluster alone; of all if empty.
+            cluster: Only this cluster; all if empty.
         """
         return list(_read(self._database, self._path, cluster))
 
     def silent_since(self, before: datetime, cluster: str = "") -> list[NodeHeard]:
-        """The nodes that were heard last before a time."""
+        """Return the nodes whose last report is older than a time."""
         return [node for node in self.nodes(cluster) if node.heard_at < before]
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._database.close()
 
 
 class Hearing:
-    """Notes when nodes are heard; for many threads.
+    """Writer of the nodes' last reports; thread-safe.
 
     Args:
         state_dir: The state directory.
@@ -112,11 +118,11 @@ class Hearing:
         self._new: set[tuple[str, str]] = set()
 
     def last(self, cluster: str, node: str) -> NodeHeard | None:
-        """What a node said last; None if it was never heard."""
+        """Return a node's last report; None if it never reported."""
         return self._nodes.get((cluster, node))
 
     def hear(self, heard: NodeHeard) -> None:
-        """Take a node's word in; ``lost`` is what it has lost since its last."""
+        """Record a report; its ``lost`` counts lines lost since the report before."""
         name = (heard.cluster, heard.node)
         with self._lock:
             last = self._nodes.get(name)
@@ -125,10 +131,10 @@ class Hearing:
             self._new.add(name)
 
     def write(self) -> None:
-        """Write down what is new.
+        """Write new reports to the database.
 
         Raises:
-            SqliteUnavailable: The disk is full; nothing is forgotten.
+            SqliteUnavailable: The disk is full; the reports are retained.
         """
         with self._lock:
             new, self._new = self._new, set()
@@ -146,17 +152,17 @@ class Hearing:
             raise
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._database.close()
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent whose batch was refused.
+    """Agent whose batch was refused.
 
     Attributes:
-        address: Where its connection came from.
-        at: When that was, last.
-        why: The reason, as the agent was told it.
+        address: Address of its connection.
+        at: Time of the last refusal.
+        why: Reason, as sent to the agent.
     """
 
     address: str
@@ -165,7 +171,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusals:
-    """The last refusal of each address that was not accepted since; for many threads.
+    """Last refusal of each address that has not been accepted since; thread-safe.
 
     Args:
         state_dir: The state directory.
@@ -178,7 +184,7 @@ class Refusals:
         self._is_new = False
 
     def add(self, address: str, why: str) -> None:
-        """Note a refusal; of very many addresses the latest are kept."""
+        """Record a refusal; only the latest 64 addresses are kept."""
         with self._lock:
             self._refusals.pop(address, None)
             self._refusals[address] = Refusal(address=address, at=utc_now(), why=why)
@@ -187,13 +193,13 @@ class Refusals:
             self._is_new = True
 
     def drop(self, address: str) -> None:
-        """Forget an address whose batch was accepted."""
+        """Remove an address whose batch was accepted."""
         with self._lock:
             if self._refusals.pop(address, None) is not None:
                 self._is_new = True
 
     def write(self) -> None:
-        """Write the status file, if anything is new.
+        """Write the status file if there are changes.
 
         Raises:
             NotLeft: It cannot be written now.
@@ -205,17 +211,18 @@ class Refusals:
 
 
 def refusals_in(state_dir: str) -> list[Refusal]:
-    """The refusals in a state directory's status file, oldest first."""
+    """Read refusals from the status file, oldest first."""
     found = read_status(os.path.join(state_dir, _REFUSALS), list[Refusal])
     return [] if found is None else found[0]
 
 
 def refused_lately(state_dir: str, now: datetime) -> list[Refusal]:
-    """The latest refusals of the last half hour, oldest first; some, if there are many."""
+    """Return the latest 8 refusals of the last half hour, oldest first."""
     return [one for one in refusals_in(state_dir) if one.at >= now - LATELY][-_MOST_TOLD:]
 
 
 def _row(heard: NodeHeard) -> tuple[str, str, int, int, str, str, int]:
+    """Encode a report as a row of the database."""
     lost = min(heard.lost, 2**63 - 1)
     return (
         heard.cluster,
@@ -229,6 +236,7 @@ def _row(heard: NodeHeard) -> tuple[str, str, int, int, str, str, int]:
 
 
 def _read(database: Connection, path: str, cluster: str) -> Iterator[NodeHeard]:
+    """Read reports from the database, sorted by cluster and node."""
     with translated(path):
         rows = database.execute(
             "SELECT cluster, node, heard_us, sequence, boot_id, place, lost FROM node "

@@ -1,13 +1,15 @@
-"""The listener for nodes that runs under a uid of its own, and what it passes to the daemon.
+"""Node listener: the network-facing process for agents, under a uid of its own.
 
-It alone faces the network: it accepts connections, ends TLS and reads HTTP. Of each request
-it passes head, credential and body on, unopened, over a Unix socket; the daemon, which runs
-as SlurmUser, decodes MUNGE and decides. With each connection it passes the connected socket
-itself, so that the daemon asks the kernel for the other end's address. A listener that was
-taken over can withhold and delay; it can report for no node.
+It accepts connections, terminates TLS and parses HTTP. It forwards head, credential and body of
+each request unchanged over a Unix socket. The daemon, which runs as SlurmUser, decodes MUNGE and
+decides. The listener also passes the connected socket, so that the daemon asks the kernel for the
+peer's address. A compromised listener can withhold and delay reports, but not forge them.
 
-With certificates ([nodes] client_ca_file) the daemon listens itself: whoever ends TLS is who
-says which node speaks.
+With client certificates ([nodes] client_ca_file) the daemon listens itself, because whoever
+terminates TLS decides which node speaks.
+
+:class:`Front` and :class:`FrontedPeer` are the daemon's side, :class:`NodeListener` and ``listen``
+the listener's; shared functions follow.
 """
 
 import contextlib
@@ -43,33 +45,42 @@ from steward.core.waits import Backoff, Stop
 log = logging.getLogger(__name__)
 
 FIRST_S: Final = 10.0
-"""Within this time a connection has said which node it is."""
+"""Maximum time until a connection has identified its node, in seconds."""
 NEXT_S: Final = 5.0
-"""A connection that says nothing more for so long is ended."""
+"""Maximum idle time of a connection between requests, in seconds."""
 BODY_S: Final = 30.0
+"""Maximum time for a request's body, in seconds."""
 SEND_S: Final = 10.0
+"""Maximum time for sending a reply, in seconds."""
 LINGER_S: Final = 2.0
+"""Maximum time until a client has read the last reply, in seconds."""
 _DAEMON_S: Final = 60.0
-"""The daemon has answered within this time: it waits for turns and for the journal."""
+"""Maximum time for the daemon's reply, in seconds; it waits for turns and for the journal."""
 _PEERCRED: Final = struct.Struct("3i")
+"""struct ucred: pid, uid, gid."""
 _LENGTH: Final = struct.Struct(">I")
+"""Length prefix of a message."""
 _MOST_FRAME: Final = 64 << 10
+"""Maximum size of a message, in bytes."""
 _CONNECTION: Final = b"c"
+"""First byte of a connection that passes a node's socket."""
 _SETTINGS: Final = b"s"
+"""First byte of a connection that asks for the settings."""
 _NO_ROOM: Final = b"too many nodes are heard just now\n"
+"""Body of the reply when the limit of connections is reached."""
 _TEXTS: Final = (b"steward-batch", b"steward-credential", b"connection")
-"""The headers that mean something to the daemon."""
+"""Headers that the daemon uses."""
 
 Kind = TypeVar("Kind")
 
 
 class _Head(msgspec.Struct, frozen=True, kw_only=True):
-    """A request without its body.
+    """Head of a request.
 
     Attributes:
-        path: What is asked for.
-        headers: By lower-case name.
-        length: Of the body, in bytes.
+        path: Requested path.
+        headers: Headers by lower-case name.
+        length: Length of the body, in bytes.
     """
 
     path: str
@@ -78,12 +89,12 @@ class _Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """What the daemon says.
+    """Reply of the daemon.
 
     Attributes:
-        status: The status of HTTP; 0 for: send the body.
-        body: Of the answer.
-        headers: Of the answer.
+        status: HTTP status; 0 asks for the body.
+        body: Body of the reply.
+        headers: Headers of the reply.
     """
 
     status: int = 0
@@ -92,17 +103,17 @@ class _Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Told(msgspec.Struct, frozen=True, kw_only=True):
-    """The daemon's settings; no :class:`_Reply` can be taken for them.
+    """Settings from the daemon; the format differs from :class:`_Reply`.
 
     Attributes:
-        nodes: [nodes].
+        nodes: Section [nodes].
     """
 
     nodes: NodesSettings
 
 
 def socket_of(settings: Settings) -> str:
-    """Where the daemon hears the listener."""
+    """Return the path of the daemon's socket for the listener."""
     return os.path.join(os.path.dirname(settings.socket), LISTENER_SOCKET)
 
 
@@ -110,13 +121,13 @@ def socket_of(settings: Settings) -> str:
 
 
 class Front:
-    """Hears the listener.
+    """Daemon's end of the socket to the listener process.
 
     Args:
         settings: The configuration.
 
     Raises:
-        ListenUnavailable: The socket cannot be made, or there is no such user.
+        ListenUnavailable: The socket cannot be created, or the listener's user does not exist.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -133,18 +144,18 @@ class Front:
             raise ListenUnavailable(f"cannot listen at {path}: {error.strerror}", path) from error
 
     def send_away(self, plain: socket.socket) -> None:
-        """Tell the listener that there is no room for a node."""
+        """Tell the listener that the limit of connections is reached."""
         with plain, contextlib.suppress(OSError, PeerGone):
             plain.settimeout(0.1)
-            plain.recv(1)  # what is left unread would reset the connection, and the reply with it
+            plain.recv(1)  # unread input would reset the connection and lose the reply
             _send(plain, _Reply(status=503, body=_NO_ROOM, headers={"Retry-After": "5"}))
 
     def welcome(self, connection: Connection) -> "FrontedPeer | None":
-        """See who came, and for whom; None where only the settings are asked for.
+        """Authenticate a connection from the listener; None if it only asked for the settings.
 
         Raises:
-            Refused: It is not the listener, or passes no connection of a node.
-            PeerGone: It went away, or is too slow.
+            Refused: It is not the listener, or passes no node's connection.
+            PeerGone: The listener disconnected or is too slow.
         """
         plain = connection.plain
         credentials = plain.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEERCRED.size)
@@ -170,10 +181,10 @@ class Front:
 
 
 def _address_of(fd: int) -> str:
-    """Where a connection comes from, by the kernel's word.
+    """Return the peer address of a passed socket, as the kernel reports it.
 
     Raises:
-        Refused: It is no connection of IP.
+        Refused: It is not an IP connection.
     """
     try:
         with socket.socket(fileno=os.dup(fd)) as passed:
@@ -185,23 +196,23 @@ def _address_of(fd: int) -> str:
 
 
 class FrontedPeer:
-    """A node behind the listener: as :class:`steward.capture.nodes.http.Peer`.
+    """Node behind the listener; same interface as :class:`steward.capture.nodes.http.Peer`.
 
     Args:
-        connection: To the listener.
+        connection: Connection to the listener.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
 
     def request(self, begin_s: float, timeout_s: float) -> Request | None:
-        """The head of the next request; None where the connection ends before it.
+        """Read the head of the next request; None if the connection ends before it.
 
         Raises:
-            RequestError: It is none.
-            PeerGone: The listener went away in the middle, or is too slow.
+            RequestError: The request is invalid.
+            PeerGone: The listener disconnected in the middle, or is too slow.
         """
-        # It waits for the node as long as we would, and some of it may be under way.
+        # The listener waits for the node as long as Peer would; data may be under way.
         head = _receive(self._connection, _Head, begin_s + timeout_s + LINGER_S)
         if head is None:
             return None
@@ -211,40 +222,40 @@ class FrontedPeer:
         return Request(head.path, headers, head.length)
 
     def body(self, length: int, timeout_s: float) -> bytes:
-        """The body of a request, which is asked for only now.
+        """Ask for the body of a request and read it.
 
         Raises:
-            PeerGone: The listener went away in the middle, or is too slow.
+            PeerGone: The listener disconnected in the middle, or is too slow.
         """
         _send(self._connection, _Reply())
         return _exactly(self._connection, length, time.monotonic() + timeout_s + LINGER_S) or b""
 
     def answer(self, status: int, body: bytes, headers: dict[str, str], timeout_s: float) -> None:
-        """Answer a request.
+        """Send a reply.
 
         Raises:
-            PeerGone: The listener does not take it.
+            PeerGone: The listener does not accept it.
         """
         self._connection.settimeout(timeout_s)
         _send(self._connection, _Reply(status=status, body=body, headers=headers))
 
     def linger(self, timeout_s: float) -> None:
-        """Do nothing: it is the listener that waits until the node has read the answer."""
+        """Do nothing: the listener waits until the node has read the reply."""
 
 
 # The listener's side
 
 
 class NodeListener:
-    """Faces the nodes.
+    """Listener process: serves nodes and forwards their requests to the daemon.
 
     Args:
-        nodes: [nodes], from the daemon.
+        nodes: Section [nodes], as received from the daemon.
         path: The daemon's socket.
-        ask_s: Time between two requests to the daemon for changes of [nodes], in seconds.
+        ask_s: Interval of checks for changed settings, in seconds.
 
     Raises:
-        ListenUnavailable: The address cannot be listened at.
+        ListenUnavailable: The address cannot be bound.
         TlsUnavailable: A certificate cannot be used.
     """
 
@@ -265,7 +276,7 @@ class NodeListener:
         )
 
     def run(self, stop: Stop) -> None:
-        """Serve until the Stop is raised, or the daemon says something else of [nodes]."""
+        """Serve until ``stop`` is set or the daemon reports changed settings of [nodes]."""
         log.info(
             "listening for nodes at %s port %d, %s",
             *self.address,
@@ -282,6 +293,7 @@ class NodeListener:
         self._connections.close()
 
     def _is_old(self) -> bool:
+        """Return whether the daemon's settings differ from those in use."""
         try:
             return _settings(self._path) != self._nodes
         except Unavailable as error:
@@ -289,15 +301,17 @@ class NodeListener:
             return False
 
     def _say(self, what: str) -> None:
-        """Log what is wrong with the daemon, once as long as it is the same."""
+        """Log a problem with the daemon, once while it stays the same."""
         if what and what != self._said:
             log.warning("%s", what)
         self._said = what
 
     def _send_away(self, plain: socket.socket) -> None:
+        """Reject a node because the limit of connections is reached."""
         send_away(plain, is_secured=self._context is not None)
 
     def _serve(self, connection: Connection) -> None:
+        """Serve one node: connect to the daemon, pass the socket, forward requests."""
         try:
             peer = Peer(secured(connection, self._context))
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as daemon:
@@ -314,14 +328,14 @@ class NodeListener:
                 while self._pass(connection, peer, daemon):
                     pass
         except (StewardError, OSError) as error:
-            # Anybody on the network can have this said.
+            # Anybody on the network can cause this, so it is not a warning.
             log.debug("%s: %s", connection.address, error)
         except Exception:
-            # A fault of ours must end this connection alone.
+            # A programming error must end this connection only.
             log.exception("the connection from %s failed", connection.address)
 
     def _pass(self, connection: Connection, peer: Peer, daemon: socket.socket) -> bool:
-        """Pass a request and its answer on; whether there may be another."""
+        """Forward one request and its reply; return whether another may follow."""
         try:
             request = peer.request(NEXT_S if connection.is_known else FIRST_S, FIRST_S)
         except RequestError as error:
@@ -333,7 +347,7 @@ class NodeListener:
         headers = {
             name.decode(): request.headers[name] for name in _TEXTS if name in request.headers
         }
-        # A daemon without room has replied, and reads no more.
+        # At its connection limit the daemon has replied already and reads no more.
         with contextlib.suppress(PeerGone):
             _send(daemon, _Head(path=request.path, headers=headers, length=request.length))
         reply = _receive(daemon, _Reply, _DAEMON_S)
@@ -345,7 +359,7 @@ class NodeListener:
             del body
             reply = _receive(daemon, _Reply, _DAEMON_S)
         if reply is None:
-            return False  # another connection of its node has come, or the daemon ends
+            return False  # the node has opened another connection, or the daemon is stopping
         peer.answer(reply.status or 503, reply.body, reply.headers, SEND_S)
         if reply.status != 200:
             connection.is_known = False
@@ -355,13 +369,13 @@ class NodeListener:
 
 
 def listen(path: str) -> None:
-    """Face the nodes until SIGTERM or SIGINT.
+    """Run the listener until SIGTERM or SIGINT.
 
     Args:
         path: The daemon's socket for the listener.
 
     Raises:
-        StewardError: The daemon does not let this user listen, or the address is taken.
+        StewardError: The daemon rejects this user, or the address is in use.
     """
     refuse_core_dumps()
     stop = Stop()
@@ -382,7 +396,7 @@ def listen(path: str) -> None:
 
 
 def _settings(path: str) -> NodesSettings:
-    """What the daemon says of [nodes].
+    """Ask the daemon for the settings of [nodes].
 
     Raises:
         Unavailable: It does not answer.
@@ -406,14 +420,14 @@ def _settings(path: str) -> NodesSettings:
     raise Unavailable(f"{path}: the daemon does not let uid {os.geteuid()} listen", path)
 
 
-# What both do
+# Shared by both sides
 
 
 def secured(connection: Connection, context: Context | None) -> socket.socket:
-    """A connection, with TLS where there is a context.
+    """Prepare an accepted connection, with TLS if there is a context.
 
     Raises:
-        OSError: It went away, or speaks no TLS.
+        OSError: The client disconnected, or does not speak TLS.
     """
     connection.plain.settimeout(FIRST_S)
     connection.plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -427,10 +441,10 @@ def secured(connection: Connection, context: Context | None) -> socket.socket:
 
 
 def send_away(plain: socket.socket, *, is_secured: bool) -> None:
-    """Tell one that there is no room."""
+    """Reject a connection because the limit is reached."""
     with plain:
         if is_secured:
-            return  # a handshake would take longer than there is time
+            return  # a TLS handshake would take too long
         try:
             Peer(plain).answer(503, _NO_ROOM, {"Retry-After": "5"}, 0.1)
         except StewardError as error:
@@ -438,6 +452,7 @@ def send_away(plain: socket.socket, *, is_secured: bool) -> None:
 
 
 def _send(connection: socket.socket, what: Any) -> None:
+    """Send one message with its length prefix."""
     data = msgspec.msgpack.encode(what)
     try:
         connection.sendall(_LENGTH.pack(len(data)) + data)
@@ -446,11 +461,11 @@ def _send(connection: socket.socket, what: Any) -> None:
 
 
 def _receive(connection: socket.socket, kind: type[Kind], timeout_s: float) -> Kind | None:
-    """What the other end says; None where it ended before.
+    """Receive one message; None if the connection ended before it.
 
     Raises:
-        RequestError: It is none of that.
-        PeerGone: It went away in the middle, or is too slow.
+        RequestError: The message is invalid.
+        PeerGone: The other side disconnected in the middle, or is too slow.
     """
     until = time.monotonic() + timeout_s
     length = _exactly(connection, _LENGTH.size, until, or_none=True)
@@ -469,6 +484,7 @@ def _receive(connection: socket.socket, kind: type[Kind], timeout_s: float) -> K
 def _exactly(
     connection: socket.socket, size: int, until: float, *, or_none: bool = False
 ) -> bytes | None:
+    """Read an exact number of bytes; None at the end of the stream if ``or_none``."""
     data = bytearray()
     while len(data) < size:
         left_s = until - time.monotonic()

@@ -1,7 +1,12 @@
-"""Many batches at once into the journal: what waits is appended together, as one commit.
+"""Node receiver: takes batches from agents, appends their events to the journal, then replies.
 
-Each batch is answered only when it is durable. Thousands of nodes report within
-a minute, and a commit for each would have the disk flush as often.
+Each batch is acknowledged only when it is durable, with a signed reply, because the agent then
+deletes it. Thousands of nodes report within a minute, so batches are grouped into common commits.
+
+- :class:`Appender` groups waiting batches of many threads into one append.
+- :class:`Turns` allows one connection per node, and one batch at a time in memory.
+- :class:`NodeReceiver` accepts connections itself, or through
+  :mod:`steward.capture.nodes.listener`, and is run by a worker of the daemon.
 """
 
 import logging
@@ -45,17 +50,22 @@ from steward.core.waits import Stop
 log = logging.getLogger(__name__)
 
 _PATIENCE_S: Final = 40.0
-"""Longer than the journal's link waits for an answer."""
+"""Longer than the journal client waits for a reply, in seconds."""
 _LAST_WORDS_S: Final = 2.0
+"""Time for waiting rows at a stop, in seconds."""
 _MOST_WAITING: Final = 4096
+"""Maximum number of waiting batches."""
+
+
+# Grouped appends
 
 
 class AppendUnavailable(Unavailable):
-    """The journal does not take anything now."""
+    """The journal does not accept events now."""
 
 
 class _Waiting:
-    """One batch that somebody waits for."""
+    """Batch whose thread waits for the append."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self.rows = rows
@@ -65,10 +75,10 @@ class _Waiting:
 
 
 class Appender:
-    """Appends for many threads by one.
+    """Appends rows of many threads in a single thread, grouped.
 
     Args:
-        append: Appends rows durably, once; raises StewardError where it cannot.
+        append: Appends rows durably, once; raises StewardError on failure.
     """
 
     def __init__(self, append: Callable[[Sequence[Row]], object]) -> None:
@@ -78,10 +88,10 @@ class Appender:
         self._thread.start()
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Append rows; returns when they are durable.
+        """Append rows and return when they are durable.
 
         Raises:
-            AppendUnavailable: They are not, as far as is known.
+            AppendUnavailable: They are not durable, as far as known.
         """
         if not rows:
             return
@@ -96,11 +106,12 @@ class Appender:
             raise AppendUnavailable(str(waiting.error)) from waiting.error
 
     def close(self) -> None:
-        """Append what waits, and end."""
+        """Append waiting rows and stop the thread."""
         self._queue.put(None)
         self._thread.join(_LAST_WORDS_S)
 
     def _run(self) -> None:
+        """Append waiting batches, as many at once as fit into one frame."""
         while True:
             first = self._queue.get()
             if first is None:
@@ -119,13 +130,14 @@ class Appender:
             self._try(batch)
 
     def _try(self, batch: Sequence[_Waiting]) -> None:
+        """Append a group of batches and wake their threads."""
         error: StewardError | None = None
         try:
             self._append([row for one in batch for row in one.rows])
         except StewardError as caught:
             error = caught
         except Exception as caught:
-            # A fault of ours must not end the thread: the batch comes again meanwhile.
+            # A programming error must not end the thread; the agents send the batch again.
             log.exception("what nodes sent could not be appended")
             error = AppendUnavailable(f"unexpected: {type(caught).__name__}: {caught}")
         for one in batch:
@@ -133,22 +145,25 @@ class Appender:
             one.done.set()
 
 
+# Turns
+
+
 class TurnUnavailable(Unavailable):
-    """It is not this one's turn, and will not be soon."""
+    """The node or the receiver is busy; the agent must retry later."""
 
 
 class Holder(Protocol):
-    """A connection."""
+    """Connection that can be shut down."""
 
     def shut(self) -> None:
-        """End it."""
+        """Shut it down."""
 
 
 class Turns:
-    """The turns of all nodes; safe for many threads.
+    """Turns of nodes: one connection per node, one batch at a time; thread-safe.
 
     Args:
-        patience_s: Longest wait for a turn, in seconds. Less than an agent's wait for a reply.
+        patience_s: Maximum wait for a turn, in seconds. Less than an agent's wait for a reply.
     """
 
     def __init__(self, *, patience_s: float = 25.0) -> None:
@@ -159,16 +174,16 @@ class Turns:
         self._queue: deque[threading.Event] = deque()
 
     def begin(self, node: tuple[str, str], holder: Holder) -> None:
-        """Have a connection be the one of a node, until ``leave`` or another node's.
+        """Make a connection the current one of a node, until ``leave`` or a newer connection.
 
-        One that says nothing just now is ended for it: its agent may be long gone.
+        An idle previous connection of the node is shut down: its agent may be long gone.
 
         Args:
             node: Cluster and NodeName.
-            holder: The connection.
+            holder: Connection.
 
         Raises:
-            TurnUnavailable: A batch of this node is under way on another connection.
+            TurnUnavailable: Another connection is sending a batch of this node.
         """
         with self._lock:
             before = self._holders.get(node)
@@ -181,26 +196,27 @@ class Turns:
             self._busy.add(holder)
 
     def rest(self, holder: Holder) -> None:
-        """Note that a connection's batch is done."""
+        """Mark a connection's batch as finished."""
         with self._lock:
             self._busy.discard(holder)
 
     def leave(self, holder: Holder) -> None:
-        """Forget a connection that has ended."""
+        """Remove a connection that has ended."""
         with self._lock:
             self._forget(holder)
 
     def _forget(self, holder: Holder) -> None:
+        """Remove a connection from all tables."""
         self._busy.discard(holder)
         for node in [node for node, one in self._holders.items() if one is holder]:
             del self._holders[node]
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Be the only one, in the order of asking.
+        """Wait for exclusive processing, first come, first served.
 
         Raises:
-            TurnUnavailable: Those before take too long.
+            TurnUnavailable: The wait took too long.
         """
         mine = threading.Event()
         with self._lock:
@@ -217,26 +233,32 @@ class Turns:
                 self._call()
 
     def _call(self) -> None:
+        """Wake the first in the queue."""
         if self._queue:
             self._queue[0].set()
 
 
+# Receiver
+
 _BRIEFLY_S: Final = 0.1
+"""Time until a busy client has read the reply, in seconds."""
 _WRITE_S: Final = 1.0
+"""Interval of writes to nodes.db, in seconds."""
 _RETRY_S: Final = 15
-"""What Retry-After says where nothing can be taken."""
+"""Value of Retry-After when nothing can be accepted, in seconds."""
 _MOST_SAID: Final = 256
+"""Maximum number of peers whose last problem is remembered."""
 
 
 class NodeReceiver:
-    """Listens for agents.
+    """Receiver of agents' batches.
 
     Args:
         settings: The configuration.
         append: Appends rows to the journal durably, once.
 
     Raises:
-        ListenUnavailable: The address cannot be listened at.
+        ListenUnavailable: The address cannot be bound.
         TlsUnavailable: A certificate cannot be used.
         SqliteUnavailable: nodes.db cannot be opened now.
     """
@@ -259,14 +281,14 @@ class NodeReceiver:
         self._said: dict[str, str] = {}
         self._refusals = Refusals(settings.state_dir)
         listener = self._front.listener if self._front else listener_at(nodes.listen, BACKLOG)
-        # Of the one that the listener has, only the listener knows.
+        # Only the listener process knows its own address.
         self.address = ("", 0) if self._front else listener.getsockname()[:2]
         self._connections = Connections(
             listener, nodes.most_connections, nodes.shared_from, self._serve, self._send_away
         )
 
     def run(self, stop: Stop, beat: Callable[[], None]) -> None:
-        """Serve until the Stop is raised."""
+        """Serve until ``stop`` is set."""
         if self._front is None:
             log.info(
                 "listening for nodes at %s port %d, %s",
@@ -283,13 +305,14 @@ class NodeReceiver:
         self.close()
 
     def close(self) -> None:
-        """Let go of all; what is under way is finished first, if it does not take long."""
+        """Close all connections; requests in progress get a moment to finish."""
         self._connections.close()
         self._appender.close()
         self._write()
         self._hearing.close()
 
     def _write(self) -> None:
+        """Write reports and refusals to disk."""
         try:
             self._hearing.write()
             self._refusals.write()
@@ -299,12 +322,14 @@ class NodeReceiver:
             self._say("nodes.db", "")
 
     def _send_away(self, plain: socket.socket) -> None:
+        """Reject a connection because the limit is reached."""
         if self._front is not None:
             self._front.send_away(plain)
         else:
             send_away(plain, is_secured=self._context is not None)
 
     def _serve(self, connection: Connection) -> None:
+        """Serve one connection in its thread."""
         try:
             if self._front is None:
                 peer = secured(connection, self._context)
@@ -316,7 +341,7 @@ class NodeReceiver:
         except (StewardError, OSError) as error:
             self._say(connection.address or "the listener", str(error))
         except Exception:
-            # A fault of ours must end this connection alone.
+            # A programming error must end this connection only.
             log.exception("the connection from %s failed", connection.address)
         finally:
             self._turns.leave(connection)
@@ -324,7 +349,7 @@ class NodeReceiver:
     def _talk(
         self, connection: Connection, peer: Peer | FrontedPeer, names: frozenset[str]
     ) -> None:
-        """Take batch after batch."""
+        """Process batches of one connection until it ends."""
         while True:
             try:
                 request = peer.request(NEXT_S if connection.is_known else FIRST_S, FIRST_S)
@@ -339,10 +364,10 @@ class NodeReceiver:
                 self._take(sender, body)
                 answer = f"durable {digest}\n".encode()
                 credential = sender.signed(digest, answer)
-                # Before the answer: whoever has it may come again at once.
+                # Before the reply: after it the agent may connect again at once.
                 self._turns.rest(connection)
             except (RequestError, Refused) as error:
-                # Not signed: it moves nothing, so whoever made it up would only cost time.
+                # Refusals are unsigned: a forged one moves no data and costs only time.
                 status = error.status if isinstance(error, RequestError) else 403
                 self._say(connection.address, str(error))
                 if isinstance(error, Refused):
@@ -350,7 +375,7 @@ class NodeReceiver:
                 self._refuse(connection, peer, status, str(error))
                 return
             except TurnUnavailable as error:
-                # Soon, and without a word in the log: it may be one of very many.
+                # Retry soon, without a log entry: it may be one of very many nodes.
                 self._refuse(connection, peer, 503, str(error), _BRIEFLY_S)
                 return
             except Unavailable as error:
@@ -365,7 +390,7 @@ class NodeReceiver:
                 return
 
     def _known(self, request: Request, names: frozenset[str], address: str) -> tuple[bytes, Sender]:
-        """Which node sends this."""
+        """Identify the sender of a request."""
         if request.path != PATH:
             raise RequestError(404, f"nodes report to {PATH}: is the agent of Steward's version?")
         text = request.headers.get(b"steward-batch", b"")
@@ -381,6 +406,7 @@ class NodeReceiver:
         what: str,
         linger_s: float = LINGER_S,
     ) -> None:
+        """Send an error reply and forget the connection's node."""
         self._turns.leave(connection)
         connection.is_known = False
         headers = {"Connection": "close", **(_after(_RETRY_S) if status == 503 else {})}
@@ -391,10 +417,10 @@ class NodeReceiver:
         """Make a batch durable.
 
         Raises:
-            AppendUnavailable: It is not, for now.
+            AppendUnavailable: It is not durable, for now.
         """
         head, cluster, now = sender.head, sender.cluster, utc_now()
-        with self._turns.turn():  # one at a time: a megabyte of lines is many in memory
+        with self._turns.turn():  # one at a time: parsed lines need much memory
             folded = fold(cluster, head.node, body, now, self._redact_name)
             last = self._hearing.last(cluster, head.node)
             rows = rows_of([*folded.events, *_gaps_of(cluster, head, last, now)])
@@ -414,7 +440,7 @@ class NodeReceiver:
         )
 
     def _say(self, who: str, what: str) -> None:
-        """Log what is wrong with somebody, once as long as it is the same."""
+        """Log a problem with a peer, once while it stays the same."""
         with self._lock:
             if what == self._said.get(who, ""):
                 return
@@ -426,10 +452,10 @@ class NodeReceiver:
 
 
 def _gaps_of(cluster: str, head: Head, last: NodeHeard | None, now: datetime) -> list[Event]:
-    """What a batch's head says is missing."""
+    """Build gap events from a batch's head."""
     gaps = []
     if last is not None and last.place != head.place:
-        # The agent's own file is gone, and the lines beside it, sent or not.
+        # The agent's state file is gone, and with it lines that may not have been sent.
         why = REBOOT if last.boot_id != head.boot else LOST
         gap = NodeGap(node=head.node, why=why, since=last.heard_at)
         gaps.append(gap_event(cluster, gap, f"place.{head.place}", now))
@@ -440,4 +466,5 @@ def _gaps_of(cluster: str, head: Head, last: NodeHeard | None, now: datetime) ->
 
 
 def _after(seconds: int) -> dict[str, str]:
+    """Return the header Retry-After."""
     return {"Retry-After": str(seconds)}

@@ -1,9 +1,11 @@
-"""Which node sent a batch, and what says so: a node may report on itself alone.
+"""Sender authentication: verifies which node sent a batch; a node may report only on itself.
 
-With TLS the name is in the certificate. With MUNGE the credential must be root's,
-or SlurmdUser's, and must have been made on the node that the batch is said to be
-of: where that is is asked of Slurm. But every node has the cluster's key, and can
-make credentials that name another; so the connection must come from there, too.
+With TLS client certificates the certificate names the node. With MUNGE the credential must be
+root's or SlurmdUser's and must have been made on the node that the batch names; Slurm says at which
+address that is. Every node has the cluster's MUNGE key and can forge credentials that name another
+node, so the connection must come from that address too ([nodes] behind_nat disables this check).
+
+:class:`Senders` is the entry point, ``read_head`` parses the batch's header.
 """
 
 import logging
@@ -29,29 +31,34 @@ from steward.slurm.settings import ClusterSettings
 log = logging.getLogger(__name__)
 
 _KEEP_S: Final = 600.0
+"""Time for which addresses are cached, in seconds."""
 _LEAST_S: Final = 30.0
+"""Minimum interval of queries of Slurm, in seconds."""
 _TIMES: Final = 20.0
-"""The cluster is not asked again before this many times what asking cost."""
+"""Slurm is not queried again before this multiple of the last query's duration."""
 _ID: Final = re.compile(r"[0-9A-Za-z-]{0,64}")
+"""Valid ids of boots and spools."""
 _CREDENTIAL: Final = re.compile(rb"[!-~]{1,8192}")
+"""Valid MUNGE credentials."""
 _ROOT: Final = 0
+"""Uid of root."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of a batch beside its lines.
+    """Header ``Steward-Batch``: metadata of a batch.
 
     Attributes:
-        v: Version of it all.
+        v: Version of the protocol.
         node: NodeName.
-        cluster: Name of its cluster; "" where Steward serves one alone.
-        boot: The boot's id.
-        place: Another one says that the node's spool was lost.
-        sequence: Number of the batch among those of this place.
-        dropped: Lines that the node gave up since the last batch.
-        dropped_ever: Since this place began.
-        nonce: Makes each request another one.
+        cluster: Name of its cluster; "" if Steward serves only one.
+        boot: Boot id.
+        place: Id of the agent's spool; a new id means that the old spool was lost.
+        sequence: Number of the batch within this spool.
+        dropped: Lines that the node discarded since the last batch.
+        dropped_ever: Lines discarded since this spool was created.
+        nonce: Random text that makes each request unique.
     """
 
     v: int
@@ -69,10 +76,10 @@ _head_decoder = msgspec.json.Decoder(Head)
 
 
 def read_head(text: bytes) -> Head:
-    """What the header ``Steward-Batch`` says.
+    """Parse the header ``Steward-Batch``.
 
     Raises:
-        RequestError: It is none.
+        RequestError: It is invalid.
     """
     try:
         head = _head_decoder.decode(text)
@@ -88,13 +95,13 @@ def read_head(text: bytes) -> Head:
 
 
 class Sender:
-    """One who has shown which node it is; of its batch only the digest is left to compare.
+    """Authenticated sender of a batch, whose body is still to be compared with the credential.
 
     Args:
-        cluster: The node's.
-        head: What it says of its batch.
-        claim: What its credential is made over; None where TLS says who it is.
-        munge: Signs answers; None likewise.
+        cluster: Cluster of the node.
+        head: Header of the batch.
+        claim: Payload of the MUNGE credential; None with TLS.
+        munge: Signs replies; None with TLS.
     """
 
     def __init__(self, cluster: str, head: Head, claim: bytes | None, munge: Munge | None) -> None:
@@ -104,10 +111,10 @@ class Sender:
         self._munge = munge
 
     def check(self, digest: str) -> None:
-        """See that it was this batch that the credential was made for.
+        """Check that the credential was made for this batch.
 
         Raises:
-            Refused: It was another.
+            Refused: It was made for another.
         """
         head = self.head
         said = claim_of(head.node, head.cluster, head.sequence, digest)
@@ -115,7 +122,7 @@ class Sender:
             raise Refused("the MUNGE credential is for another batch")
 
     def signed(self, digest: str, answer: bytes) -> str:
-        """The credential of an answer; "" where TLS says whose it is.
+        """Sign a reply with MUNGE; return "" with TLS.
 
         Raises:
             MungeUnavailable: munged does not answer.
@@ -126,7 +133,7 @@ class Sender:
 
 
 class Senders:
-    """The nodes that may report, of all clusters.
+    """Nodes of all clusters that may report.
 
     Args:
         settings: The configuration.
@@ -142,17 +149,17 @@ class Senders:
         }
 
     def sender(self, head: Head, credential: bytes, names: frozenset[str], address: str) -> Sender:
-        """Whoever sends this, if it may.
+        """Authenticate the sender of a batch.
 
         Args:
-            head: What it says.
-            credential: Its MUNGE credential.
-            names: The names that its certificate holds.
-            address: Where its connection comes from.
+            head: Header of the batch.
+            credential: MUNGE credential.
+            names: Names in the client certificate.
+            address: Peer address of the connection.
 
         Raises:
-            Refused: It is not the node that it says.
-            Unavailable: That cannot be told now.
+            Refused: The sender is not the node it claims to be.
+            Unavailable: That cannot be verified now.
         """
         cluster = self._cluster(head.cluster)
         if self._by_certificate:
@@ -179,6 +186,7 @@ class Senders:
         return Sender(cluster.name, head, claim.payload, cluster.munge)
 
     def _cluster(self, name: str) -> "_Cluster":
+        """Return the cluster of a batch; the only one if the batch names none."""
         if not name and len(self._clusters) == 1:
             return next(iter(self._clusters.values()))
         found = self._clusters.get(name)
@@ -188,7 +196,7 @@ class Senders:
 
 
 class _Cluster:
-    """Where one cluster's nodes are, as far as was asked."""
+    """Node addresses of one cluster, cached from Slurm and DNS."""
 
     def __init__(self, name: str, settings: ClusterSettings) -> None:
         self.name = name
@@ -204,11 +212,11 @@ class _Cluster:
         self._addresses: dict[str, tuple[float, frozenset[str]]] = {}
 
     def check(self, node: str, uid: int, address: str) -> None:
-        """See that a credential can be a node's.
+        """Check that a credential was made on the node by root or SlurmdUser.
 
         Raises:
-            Refused: It is another host's, or another user's.
-            SlurmUnavailable: Slurm has never said where its nodes are.
+            Refused: It was made on another host or by another user.
+            SlurmUnavailable: Slurm has not yet told the nodes' addresses.
         """
         place = self._place(node)
         if uid not in self._uids:
@@ -216,19 +224,20 @@ class _Cluster:
         self._see(node, place, address, f"the MUNGE credential was made on {address}")
 
     def check_peer(self, node: str, address: str) -> None:
-        """See that a connection can be a node's.
+        """Check that a connection comes from the node.
 
         Raises:
-            Refused: It is another host's.
-            SlurmUnavailable: Slurm has never said where its nodes are.
+            Refused: It comes from another host.
+            SlurmUnavailable: Slurm has not yet told the nodes' addresses.
         """
         what = f"the connection comes from {address} (see [nodes] behind_nat)"
         self._see(node, self._place(node), address, what)
 
     def _see(self, node: str, place: NodePlace, address: str, what: str) -> None:
+        """Check that an address is one of the node's."""
         addresses = self._addresses_of(place.address)
         if address not in addresses:
-            # Asked only now: where names do not resolve, looking one up takes long.
+            # Resolved last: where names do not resolve, a lookup takes long.
             addresses |= self._addresses_of(place.hostname)
         if address not in addresses:
             raise Refused(
@@ -237,8 +246,9 @@ class _Cluster:
             )
 
     def _place(self, node: str) -> NodePlace:
+        """Return a node's address and hostname according to Slurm."""
         if not self._asks:
-            # Nobody here can be asked about a cluster elsewhere: its nodes go by their names.
+            # A remote cluster's Slurm cannot be queried here; its nodes resolve by NodeName.
             return NodePlace(node, node)
         with self._lock:
             now = time.monotonic()
@@ -251,6 +261,7 @@ class _Cluster:
         return self._places[node]
 
     def _ask(self, now: float) -> None:
+        """Query Slurm for node addresses and SlurmdUser."""
         try:
             self._places = node_addresses(self.name, self._settings)
             self._uids = frozenset({_ROOT, slurmd_uid(self.name, self._settings)})
@@ -262,6 +273,7 @@ class _Cluster:
         self._again = now + max(_LEAST_S, _TIMES * cost_s)
 
     def _addresses_of(self, host: str) -> frozenset[str]:
+        """Resolve a host name, cached."""
         now = time.monotonic()
         until, found = self._addresses.get(host, (0.0, frozenset()))
         if now < until:
@@ -270,12 +282,12 @@ class _Cluster:
             entries = socket.getaddrinfo(host, None)
         except (OSError, UnicodeError):
             entries = []
-        # One that does not resolve for the moment stays where it was.
+        # A name that does not resolve at the moment keeps its last addresses.
         found = frozenset(plain(str(entry[4][0])) for entry in entries) or found
         self._addresses[host] = (now + _KEEP_S, found)
         return found
 
 
 def _of_version_4(address: str) -> str:
-    """An address of IPv4 as such, also where it came to a socket of both versions."""
+    """Strip the IPv6 prefix from an IPv4 address that arrived at a dual-stack socket."""
     return plain(address.removeprefix("::ffff:") if "." in address else address)

@@ -1,1 +1,1 @@
-"""How nodes, partitions, reservations and daemons are watched, and their changes told."""
+"""Sensor: detects state changes of nodes, partitions, reservations and Slurm's daemons."""

@@ -1,8 +1,10 @@
-"""Two pictures of a cluster compared: what is to be told, so that it can be replayed exactly.
+"""Change detection of the sensor: compares two snapshots of nodes, partitions and reservations.
 
-Nothing here asks Slurm or remembers anything. Whoever starts with no picture and
-takes each change in turn has, after the last, the states of the last picture; where
-use is no news, but for the jobs that nodes have.
+``compare`` is a pure function: it queries nothing and remembers nothing. Replaying its changes from
+an empty snapshot yields the states of the last one, except that allocation of nodes may be left out
+(``usage``). :class:`NodeShown`, :class:`PartitionShown` and :class:`ReservationShown` hold the
+compared facts; a :class:`Change` carries the body of the event to emit. ``boundaries`` lists when
+reservations begin and end.
 """
 
 from collections.abc import Iterator, Mapping
@@ -33,17 +35,17 @@ from steward.slurm.node_states import (
 )
 
 REMOVED: Final = "REMOVED"
-"""The state of what is not there any more."""
+"""State of an object that no longer exists."""
 
 
 class NodeShown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is compared of a node; most fields are those of :class:`NodeState`.
+    """Compared facts of a node; most fields are those of :class:`NodeState`.
 
     Attributes:
-        is_resuming: Whether it was away, and its slurmd has not answered since it is back.
-            That alone is no failure; that it is DOWN after all is one.
-        has_failed: Whether it had failed before, and has not taken jobs since: what is shown of
-            one that was drained or resumed then does not tell.
+        is_resuming: Whether it was away and its slurmd has not answered since it came back. That is
+            no failure; becoming DOWN afterwards is one.
+        has_failed: Whether it failed before and has not accepted jobs since; its present state does
+            not show that once it was drained or resumed.
     """
 
     state: str
@@ -60,23 +62,23 @@ class NodeShown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_failed(self) -> bool:
-        """Whether it fails now, or has not taken jobs since it did."""
+        """Whether it fails now, or has not accepted jobs since its failure."""
         return self.has_failed or (is_failing(self.state) and not self.is_resuming)
 
     @property
     def capacity(self) -> tuple[int, int, int]:
-        """What it has for jobs: CPUs, memory, GPUs."""
+        """Capacity for jobs: CPUs, memory in bytes, GPUs."""
         return self.cpus, self.memory_bytes, self.gpus
 
 
 class PartitionShown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is compared of a partition."""
+    """Compared facts of a partition."""
 
     state: str
 
 
 class ReservationShown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What is compared of a reservation; the fields are those of :class:`ReservationState`."""
+    """Compared facts of a reservation; fields as in :class:`ReservationState`."""
 
     state: str
     nodes: str = ""
@@ -87,27 +89,28 @@ class ReservationShown(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
 
 Shown = NodeShown | PartitionShown | ReservationShown
+"""Compared facts of any object."""
 
 SHOWN: Final[dict[str, type[Shown]]] = {
     NODE_STATE: NodeShown,
     PARTITION_STATE: PartitionShown,
     RESERVATION_STATE: ReservationShown,
 }
-"""What there is a picture of, by the kind of event that tells of it."""
+"""Type of the compared facts, by kind of event."""
 
 Picture = Mapping[str, Mapping[str, Shown]]
-"""For each kind what was shown, by name; a kind that is missing was not looked at."""
+"""Facts by kind of event and name; a missing kind was not queried."""
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one thing.
+    """Change of one object.
 
     Attributes:
-        kind: The event's kind.
-        name: The thing's name.
-        shown: What it is now; None if it is gone.
-        at: When that happened, as far as it can be known.
-        body: What is to be told; None for a change that is nobody's news.
+        kind: Kind of event.
+        name: Name of the object.
+        shown: Its present facts; None if it is gone.
+        at: Time of the change, as far as known.
+        body: Body of the event; None for a change that is not reported.
     """
 
     kind: str
@@ -126,15 +129,15 @@ def compare(
     since: datetime | None = None,
     usage: bool = True,
 ) -> list[Change]:
-    """What changed between two pictures.
+    """Return the changes between two snapshots.
 
     Args:
-        before: What is known.
-        after: What is shown now; of the kinds that are missing nothing has changed.
-        source: What made us look.
-        at: When the second was taken.
-        since: When the first was; None if there was none.
-        usage: Whether it is news that jobs come to a node, or leave it.
+        before: Known facts.
+        after: Present facts; kinds that are missing have not changed.
+        source: Cause of the query.
+        at: Time of the second snapshot.
+        since: Time of the first snapshot; None if there was none.
+        usage: Whether jobs starting and ending on a node are reported.
     """
     changes: list[Change] = []
     for kind, now in after.items():
@@ -162,6 +165,7 @@ def _changed(
     since: datetime | None,
     usage: bool,
 ) -> Change:
+    """Build the change of an object that is new or differs."""
     body: NodeState | PartitionState | ReservationState | None = None
     if isinstance(new, NodeShown):
         before = _of(NodeShown, old)
@@ -181,6 +185,7 @@ def _changed(
 def _removed(
     name: str, old: Shown, source: Noticed
 ) -> NodeState | PartitionState | ReservationState:
+    """Build the event body of an object that is gone."""
     if isinstance(old, NodeShown):
         return NodeState(
             node=name,
@@ -199,7 +204,8 @@ def _removed(
 
 
 def _has_news(old: NodeShown | None, new: NodeShown, usage: bool) -> bool:
-    # A uid goes and comes with the directory service; the partitions of a node are no state.
+    """Return whether a node's change is reported: reason, capacity or state."""
+    # A uid comes and goes with the directory service; a node's partitions are no state.
     if old is None or _why(old) != _why(new):
         return True
     if old.capacity != new.capacity:
@@ -210,7 +216,7 @@ def _has_news(old: NodeShown | None, new: NodeShown, usage: bool) -> bool:
 
 
 def _is_not_known_yet(old: Shown | None, new: Shown) -> bool:
-    """Whether a slurmctld that has just started only waits for what the node will say."""
+    """Return whether a slurmctld that has just started still waits for the node to register."""
     if not isinstance(old, NodeShown) or not isinstance(new, NodeShown):
         return False
     base, flags = parse_node_state(new.state)
@@ -222,11 +228,11 @@ def _is_not_known_yet(old: Shown | None, new: Shown) -> bool:
 
 
 def _with_memory(old: Shown | None, new: Shown) -> Shown:
-    """What is shown now, with what only the picture before knows of it."""
+    """Add facts that only the previous snapshot knows."""
     if not isinstance(old, NodeShown) or not isinstance(new, NodeShown):
         return new
     if not new.cpus and old.cpus:
-        # A node that Slurm hides while it is off still has them.
+        # Slurm hides a powered-down node, which still has its capacity.
         cpus, memory_bytes, gpus = old.capacity
         new = msgspec.structs.replace(new, cpus=cpus, memory_bytes=memory_bytes, gpus=gpus)
     if _is_resuming(old, new):
@@ -237,27 +243,31 @@ def _with_memory(old: Shown | None, new: Shown) -> Shown:
 
 
 def _is_back(state: str) -> bool:
-    # One that is off, or boots, has yet to show that it works: it may be DOWN after that again.
+    """Return whether a node accepts jobs and is powered up."""
+    # A node that is powered down or booting may still turn out DOWN.
     return is_available(state) and not saves_power(state)
 
 
 def _is_resuming(old: NodeShown, new: NodeShown) -> bool:
+    """Return whether a node came back and its slurmd has not answered yet."""
     if not is_silent(new.state):
         return False
-    # One that falls silent while it works fails, whatever its jobs do meanwhile.
+    # A node that stops answering while in use fails, whatever its jobs do meanwhile.
     if is_silent(old.state):
         return old.is_resuming
     return is_taken(old.state) or is_failing(old.state)
 
 
 def _has_failed(old: NodeShown | None, new: NodeShown) -> bool:
-    # Of one that was not known before nobody can say that it worked.
+    """Return whether a change is a failure of the node."""
+    # Nobody knows whether a new node worked before.
     if old is None or new.is_resuming or not is_failing(new.state):
         return False
     return old.is_resuming or not is_failing(old.state)
 
 
 def _node(name: str, old: NodeShown | None, new: NodeShown, source: Noticed) -> NodeState:
+    """Build the body of a node.state event."""
     return NodeState(
         node=name,
         state=new.state,
@@ -279,13 +289,14 @@ def _node(name: str, old: NodeShown | None, new: NodeShown, source: Noticed) -> 
 
 
 def _why(shown: NodeShown) -> tuple[str, str]:
+    """Return the text and author of a node's reason."""
     return shown.reason, shown.reason_user
 
 
 def _happened(
     old: NodeShown | None, new: NodeShown, at: datetime, since: datetime | None
 ) -> datetime:
-    """When it happened: Slurm dates reasons, and nothing else."""
+    """Return the time of a change: Slurm records times of reasons only."""
     told = new.reason_at
     if told is None or since is None or (old is not None and told == old.reason_at):
         return at
@@ -295,6 +306,7 @@ def _happened(
 def _reservation(
     name: str, shown: ReservationShown, state: str, was: str, source: Noticed
 ) -> ReservationState:
+    """Build the body of a reservation.state event."""
     return ReservationState(
         reservation=name,
         state=state,
@@ -312,11 +324,12 @@ Kind = TypeVar("Kind", bound=Shown)
 
 
 def _of(kind: type[Kind], shown: Shown | None) -> Kind | None:
+    """Return facts if they are of this type, else None."""
     return shown if isinstance(shown, kind) else None
 
 
 def boundaries(picture: Picture) -> Iterator[datetime]:
-    """When reservations begin and end, each a moment at which a state changes by itself."""
+    """Return start and end times of reservations, when states change without any command."""
     for one in picture.get(RESERVATION_STATE, {}).values():
         if isinstance(one, ReservationShown):
             yield from (moment for moment in (one.start, one.end) if moment)

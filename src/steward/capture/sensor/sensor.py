@@ -1,10 +1,14 @@
-"""The sensor: looks at a cluster's nodes, partitions, reservations and daemons, and tells changes.
+"""Sensor: polls nodes, partitions, reservations and daemons of a cluster, and emits changes.
 
-A look is taken by the clock, and at once when slurmctld's triggers wake us. Either
-way it is the look that counts: a trigger may be late (slurmctld works on them every
-15 s) or lost, and what it would have told is seen all the same. A look is
-never more than a twentieth of the time, whoever asked for it. What a trigger reports of a node is
-told also where the state is gone by the next look.
+It polls at an interval, and at once when one of slurmctld's triggers wakes it. Only the poll
+decides what changed: a trigger may be late (slurmctld processes them every 15 s) or lost, and a
+poll finds the change nevertheless. Polls take at most a twentieth of the time. A state that a
+trigger reports is recorded even if it is gone by the next poll.
+
+- :class:`Daemons` detects restarts and outages of slurmctld and slurmdbd.
+- :class:`Sensor` polls; ``turn`` does one step.
+- :class:`Reported` finds states that passed between two polls.
+- ``run`` is the loop of the daemon's sensor worker, with store, triggers and wake-up socket.
 """
 
 import logging
@@ -48,29 +52,31 @@ from steward.slurm.cluster_records import NodeRecord, PartitionRecord, Reservati
 from steward.slurm.node_states import format_node_state, parse_node_state
 from steward.slurm.nodelists import NodeListError, expand
 
+# Daemons
+
 SLURMCTLD: Final = "slurmctld"
 SLURMDBD: Final = "slurmdbd"
 
 
 class Daemons:
-    """Compares how the daemons are with how they were.
+    """Detector of daemons' state changes.
 
     Args:
-        store: Remembers them, and what is to be told.
+        store: Stores their states and pending events.
     """
 
     def __init__(self, store: StateStore) -> None:
         self._store = store
 
     def slurmctld(self, started_at: datetime, *, silent: bool = False) -> bool:
-        """See when slurmctld started; whether it is another than before.
+        """Record slurmctld's start time; return whether it has restarted.
 
         Args:
             started_at: Its boot time.
-            silent: Whether somebody else tells.
+            silent: Suppress the event, because another host's sensor emits it.
 
         Raises:
-            SqliteUnavailable: It cannot be written down now.
+            SqliteUnavailable: The database cannot be written now.
         """
         before = self._store.daemons.get(SLURMCTLD)
         restarted = before is not None and before.started_at != started_at
@@ -80,7 +86,7 @@ class Daemons:
             daemon=SLURMCTLD,
             restarted=True,
         )
-        # Two who watch the same slurmctld tell of one start.
+        # Two sensors that watch the same slurmctld use the same key for one start.
         key = f"started:{int(started_at.timestamp())}"
         self._store.see(
             SLURMCTLD,
@@ -91,10 +97,10 @@ class Daemons:
         return restarted
 
     def tell_reconfigured(self) -> None:
-        """Tell that slurmctld has read slurm.conf again.
+        """Emit an event that slurmctld has read slurm.conf again.
 
         Raises:
-            SqliteUnavailable: It cannot be written down now.
+            SqliteUnavailable: The database cannot be written now.
         """
         seen = self._store.daemons.get(SLURMCTLD)
         if seen is not None:
@@ -103,17 +109,17 @@ class Daemons:
             self._store.see(SLURMCTLD, seen, told)
 
     def slurmdbd(self, pings: Iterable[Ping], *, silent: bool = False) -> None:
-        """See whether slurmdbd answers; nothing is told where there is none.
+        """Record whether slurmdbd answers; no event where there is none.
 
         Raises:
-            SqliteUnavailable: It cannot be written down now.
+            SqliteUnavailable: The database cannot be written now.
         """
         found = [ping.up for ping in pings if ping.daemon == SLURMDBD]
         if not found:
             return
         up = any(found)
         before = self._store.daemons.get(SLURMDBD)
-        # That it is there at first is no news; that it is not, is.
+        # At the first poll only its absence is reported, not its presence.
         is_news = before.up != up if before is not None else not up
         message = "" if up else "slurmdbd does not answer: slurmctld keeps what it is to be told"
         told = ControllerState(up=up, message=message, daemon=SLURMDBD)
@@ -121,16 +127,16 @@ class Daemons:
 
 
 def in_charge(pings: Iterable[Ping]) -> str:
-    """The host of the slurmctld in charge: the first that answers; "" where none does."""
+    """Return the host of the active slurmctld, the first that answers; "" if none does."""
     return next((ping.host for ping in pings if ping.daemon == SLURMCTLD and ping.up), "")
 
 
 def stands_by(pings: Iterable[Ping], own_host: str = "") -> bool:
-    """Whether this is the host of a slurmctld that stands by, while another is in charge.
+    """Return whether this host's slurmctld is a standby while another is active.
 
     Args:
-        pings: Which daemons answer.
-        own_host: This host's name; asked of the kernel if empty.
+        pings: Answers of the daemons.
+        own_host: Name of this host; from the kernel if empty.
     """
     pings = tuple(pings)
     own = _short(own_host or socket.gethostname())
@@ -140,74 +146,83 @@ def stands_by(pings: Iterable[Ping], own_host: str = "") -> bool:
 
 
 def _short(host: str) -> str:
+    """Return a host name without its domain, in lower case."""
     return host.partition(".")[0].lower()
 
 
 log = logging.getLogger(__name__)
 
+# Polls
+
 WHOLE_S: Final = 15.0
-"""Seconds between two looks at everything; nodes alone are looked at more often."""
+"""Interval of complete polls, in seconds; nodes alone are polled more often."""
 _AFTER_WAKE_S: Final = 0.5
-"""Least seconds between two looks that were asked for: slurmctld asks for several at once."""
+"""Minimum interval of requested polls, in seconds: slurmctld's triggers arrive in bursts."""
 _FIRST_BACKOFF_S: Final = 1.0
+"""First pause after a failed poll, in seconds."""
 _LONGEST_BACKOFF_S: Final = 30.0
+"""Maximum pause after failed polls, in seconds."""
 _ANSWERS_S: Final = 5.0
-"""Seconds until a node that was resumed is looked at again: no trigger of slurmctld's goes
-off when its slurmd has answered."""
+"""Interval of polls while a resumed node has not answered, in seconds: slurmctld has no trigger for
+the moment when its slurmd answers.
+"""
 _EARLY: Final = timedelta(seconds=1)
-"""Slurm's times have whole seconds; a look in the same second may still show the old state."""
+"""Slurm's times are whole seconds; a poll in the same second may still show the old state."""
 _TRIGGERS_S: Final = 60.0
+"""Interval of checks of the triggers, in seconds."""
 _LATE_S: Final = 60.0
-"""Seconds that a trigger may come after what it reports was seen; slurmctld takes 15, and more
-on a busy host."""
+"""Maximum delay of a trigger after a poll showed its state, in seconds; slurmctld takes 15, and
+more on a busy host.
+"""
 _GPU: Final = "gres/gpu"
+"""TRES name of GPUs."""
 RECONFIG: Final = "reconfig"
-"""The trigger of a configuration that was read anew, or of a node that was changed by hand."""
+"""Trigger for a reloaded configuration or a node changed by hand."""
 
 
 class Shows(Protocol):
-    """What a cluster is asked; :class:`steward.slurm.cluster.Machine` answers."""
+    """Queries of a cluster; implemented by :class:`steward.slurm.cluster.Machine`."""
 
     def node_states(self) -> dict[str, NodeRecord]:
-        """The nodes, by name."""
+        """Return all nodes, by name."""
         ...
 
     def partitions(self) -> dict[str, PartitionRecord]:
-        """The partitions, by name."""
+        """Return all partitions, by name."""
         ...
 
     def reservations(self) -> dict[str, ReservationRecord]:
-        """The reservations, by name."""
+        """Return all reservations, by name."""
         ...
 
     def started_at(self) -> datetime:
-        """When slurmctld started."""
+        """Return slurmctld's start time."""
         ...
 
     def pings(self) -> tuple[Ping, ...]:
-        """Which daemons answer."""
+        """Return which daemons answer."""
         ...
 
 
 class KeepsTriggers(Protocol):
-    """Keeps our triggers set; :class:`steward.capture.sensor.triggers.OurTriggers` does."""
+    """Keeps Steward's triggers set; see :class:`steward.capture.sensor.triggers.OurTriggers`."""
 
     def keep(self) -> None:
-        """Set those that are not there, and clear those that are of no use."""
+        """Set missing triggers and clear useless ones."""
         ...
 
 
 class Sensor:
-    """Watches one cluster.
+    """Sensor of one cluster.
 
     Args:
-        cluster: Its name.
-        shows: Its Slurm.
-        store: What was told.
-        interval_s: Least seconds between two looks that nobody asked for.
-        usage: Whether it is told that jobs come to nodes, and leave them.
-        triggers: Keeps our triggers set; None where there are to be none.
-        stands_by: Whether somebody else tells, by what the daemons answer.
+        cluster: Name of the cluster.
+        shows: Queries its Slurm.
+        store: Last reported states and pending events.
+        interval_s: Minimum interval of regular polls, in seconds.
+        usage: Whether to report jobs starting and ending on nodes.
+        triggers: Keeps Steward's triggers set; None to set none.
+        stands_by: Returns whether another host's sensor reports, given the daemons' answers.
     """
 
     def __init__(
@@ -222,9 +237,9 @@ class Sensor:
         stands_by: Callable[[Iterable[Ping]], bool] = lambda _pings: False,
     ) -> None:
         self.cost_s = 0.0
-        """What the last look took, in seconds."""
+        """Duration of the last poll, in seconds."""
         self.looks = 0
-        """How many looks were taken."""
+        """Number of polls."""
         self._cluster = cluster
         self._shows = shows
         self._store = store
@@ -246,10 +261,10 @@ class Sensor:
         self._backoff = Backoff(_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S)
 
     def wake(self, wakes: Iterable[Wake]) -> None:
-        """Have a look taken soon: slurmctld says that something happened.
+        """Request an early poll, because triggers have fired.
 
         Args:
-            wakes: The triggers that went off.
+            wakes: Triggers that fired.
         """
         new = set(wakes) - self._wakes
         if not new:
@@ -264,13 +279,13 @@ class Sensor:
             self._triggers_due = 0.0
 
     def turn(self, append: Append) -> float:
-        """Look if a look is due, and tell what has changed.
+        """Poll if a poll is due, and send changes to the journal.
 
         Returns:
             Seconds until the next call at the latest.
 
         Raises:
-            Unavailable: The journal, or our database, is away: call again later.
+            Unavailable: The journal or the sensor's database is unavailable: call again later.
         """
         self._store.send(append)
         if time.monotonic() < self._due:
@@ -282,9 +297,11 @@ class Sensor:
         return self._left_s()
 
     def _left_s(self) -> float:
+        """Return seconds until the next poll."""
         return max(0.0, self._due - time.monotonic())
 
     def _look(self) -> None:
+        """Poll, compare with the stored states, and store the changes."""
         self._began = began = time.monotonic()
         self.looks += 1
         wakes, self._wakes = self._wakes, set()
@@ -314,6 +331,7 @@ class Sensor:
         self._set_due(began, at, is_whole=is_whole)
 
     def _tell(self, picture: Picture, source: Noticed, at: datetime) -> None:
+        """Store the changes between the stored states and a snapshot."""
         changes = compare(
             self._store.picture,
             picture,
@@ -325,16 +343,18 @@ class Sensor:
         self._store.keep(changes, at, silent=self._is_standing_by)
 
     def _since(self) -> datetime | None:
+        """Return the earliest time at which changes may have happened."""
         looked_at = self._store.looked_at
         return None if looked_at is None else looked_at - _EARLY
 
     def _source(self, events: set[str], *, is_anew: bool) -> Noticed:
-        """What made us look; a slurmctld that was away or is another tells nothing by itself."""
+        """Return the cause of a poll's changes: "reconcile" after an outage or restart."""
         if self._is_first:
             return "start"
         return "trigger" if any(map(_is_of_nodes, events)) and not is_anew else "reconcile"
 
     def _picture(self, *, is_whole: bool) -> Picture:
+        """Query nodes, and partitions and reservations for a complete poll."""
         picture: dict[str, dict[str, NodeShown | PartitionShown | ReservationShown]] = {
             NODE_STATE: {name: shown_of(one) for name, one in self._shows.node_states().items()}
         }
@@ -349,7 +369,7 @@ class Sensor:
         return picture
 
     def _look_at_daemons(self) -> bool:
-        """See how the daemons are; whether slurmctld was away or is another than before."""
+        """Check the daemons; return whether slurmctld was unavailable or has restarted."""
         was_away = self._is_away
         started_at = self._shows.started_at()
         pings = self._shows.pings()
@@ -365,6 +385,7 @@ class Sensor:
         return was_away or restarted
 
     def _set_due(self, began: float, at: datetime, *, is_whole: bool) -> None:
+        """Schedule the next poll and the next complete poll."""
         gap_s = max(self._interval_s, COST_FACTOR * self.cost_s)
         self._due = began + gap_s
         if self._awaits_an_answer():
@@ -372,7 +393,7 @@ class Sensor:
         if not is_whole:
             return
         self._whole_due = began + max(WHOLE_S, COST_FACTOR * self.cost_s)
-        # Reservations begin and end by the clock: nothing of Slurm's tells of it.
+        # Reservations start and end by the clock, without any report by Slurm.
         coming = [moment for moment in boundaries(self._store.picture) if moment > at - _EARLY]
         if coming:
             until_s = (min(coming) + _EARLY - at).total_seconds()
@@ -380,11 +401,12 @@ class Sensor:
         self._due = min(self._due, max(began + gap_s, self._whole_due))
 
     def _awaits_an_answer(self) -> bool:
+        """Return whether a resumed node has not answered yet."""
         nodes = self._store.picture.get(NODE_STATE, {}).values()
         return any(isinstance(node, NodeShown) and node.is_resuming for node in nodes)
 
     def _away(self, message: str) -> None:
-        """Try again before long, and then look at everything."""
+        """Retry soon, then poll everything."""
         self._is_away = True
         self._whole_due = 0.0
         self._due = time.monotonic() + self._backoff.next_s()
@@ -394,6 +416,7 @@ class Sensor:
         self._store.keep_silence()
 
     def _keep_triggers(self) -> None:
+        """Keep Steward's triggers set, once a minute, unless on standby."""
         now = time.monotonic()
         if self._triggers is None or now < self._triggers_due:
             return
@@ -403,11 +426,11 @@ class Sensor:
 
 
 class Reported:
-    """What triggers report of nodes, and which of it no look has shown.
+    """Detector of node states that triggers reported and no poll showed.
 
-    slurmctld reports a state once, when it begins. Where a look showed it too, the two are the
-    same, whichever came first; a report that has no such look within a minute is of a state that
-    passed between two looks.
+    slurmctld reports a state once, when it begins. A report and a poll that shows the state within
+    a minute are the same fact, whichever came first; a report without such a poll is about a state
+    that passed between two polls.
     """
 
     def __init__(self) -> None:
@@ -421,13 +444,13 @@ class Reported:
         now: Mapping[str, Shown],
         now_s: float,
     ) -> dict[str, NodeShown]:
-        """All nodes as they were before, those with the states that were reported and have passed.
+        """Return all nodes as before, with the states that were reported but never polled.
 
         Args:
-            wakes: The triggers that went off since the last look.
-            before: The nodes as they were told last.
-            now: The nodes as this look shows them.
-            now_s: The monotonic time of this look.
+            wakes: Triggers that fired since the last poll.
+            before: Nodes as last reported.
+            now: Nodes as polled now.
+            now_s: Monotonic time of this poll.
 
         Returns:
             The nodes by name; {} where no state has passed unseen.
@@ -438,7 +461,7 @@ class Reported:
             for event in _begun(before.get(name), present):
                 self._shown_s[event, name] = now_s
         nodes = {name: one for name, one in before.items() if isinstance(one, NodeShown)}
-        # Where a node was drained and down, it is down that matters.
+        # If a node was both drained and down, down counts.
         unseen = sorted(self._unseen(wakes, now_s), reverse=True)
         states = {
             name: _REPORTED[event](nodes[name].state)
@@ -448,7 +471,7 @@ class Reported:
             and event not in _events_of(nodes[name].state)
             and event not in _events_of(now[name].state)
         }
-        # What was shown before Steward started is not known.
+        # States shown before Steward started are unknown.
         if not states or now_s - self._first_s < _LATE_S:
             return {}
         for name, state in states.items():
@@ -456,6 +479,7 @@ class Reported:
         return nodes
 
     def _unseen(self, wakes: Iterable[Wake], now_s: float) -> Iterator[tuple[str, str]]:
+        """Yield event and node of reports that no poll has shown."""
         for key in [key for key, at_s in self._shown_s.items() if now_s - at_s > _LATE_S]:
             del self._shown_s[key]
         for wake in wakes:
@@ -467,19 +491,19 @@ class Reported:
             yield from ((wake.event, name) for name in names if self._takes(wake.event, name))
 
     def _takes(self, event: str, name: str) -> bool:
-        """Whether no look has shown what is reported; one that has is of one report alone."""
+        """Return whether no poll has shown the state; a poll accounts for one report."""
         return self._shown_s.pop((event, name), None) is None
 
 
 def _begun(before: Shown | None, now: Shown) -> Iterator[str]:
-    """The events of the states that a node is in now, and was not in before."""
+    """Return the trigger events of states that a node has entered."""
     was = frozenset() if before is None else frozenset(_events_of(before.state))
     return (event for event in _events_of(now.state) if event not in was)
 
 
 @lru_cache(maxsize=1024)
 def _events_of(state: str) -> tuple[str, ...]:
-    """The triggers that go off when a node comes into a state."""
+    """Return the trigger events that fire when a node enters a state."""
     base, flags = parse_node_state(state)
     is_used = base in ("ALLOCATED", "MIXED") or "COMPLETING" in flags
     found = ["down"] if base == "DOWN" else []
@@ -489,6 +513,8 @@ def _events_of(state: str) -> tuple[str, ...]:
 
 
 def _flagged(flag: str, *, used: bool | None = None) -> Callable[[str], str]:
+    """Return a function that adds a flag to a node state."""
+
     def state_of(state: str) -> str:
         base, flags = parse_node_state(state)
         is_used = base in ("ALLOCATED", "MIXED")
@@ -506,16 +532,16 @@ _REPORTED: Final[Mapping[str, Callable[[str], str]]] = {
     "draining": _flagged("DRAIN", used=True),
     "fail": _flagged("FAIL"),
 }
-"""The state that a trigger reports, by its event and the state before."""
+"""Reported state, by trigger event, computed from the state before."""
 
 
 def _is_of_nodes(wake: str) -> bool:
-    """Whether a trigger is of nodes, not of a daemon; slurmctld fires ``reconfig`` for both."""
+    """Return whether a trigger is about nodes; ``reconfig`` is about both."""
     return not wake.startswith(("primary_", "backup_"))
 
 
 def shown_of(record: NodeRecord) -> NodeShown:
-    """What is compared of a node."""
+    """Extract the compared facts of a node."""
     return NodeShown(
         state=record.state,
         reason=record.reason,
@@ -530,6 +556,7 @@ def shown_of(record: NodeRecord) -> NodeShown:
 
 
 def _reservation(record: ReservationRecord) -> ReservationShown:
+    """Extract the compared facts of a reservation."""
     return ReservationShown(
         state=record.state,
         nodes=record.nodes,
@@ -540,23 +567,26 @@ def _reservation(record: ReservationRecord) -> ReservationShown:
     )
 
 
+# Worker
+
 _LONGEST_NAP_S = 10.0
+"""Maximum wait between turns, in seconds, so that heartbeats continue."""
 
 
 def run(
     settings: Settings, cluster: str, append: Append, stop: Stop, beat: Callable[[], None]
 ) -> None:
-    """Watch a cluster until the Stop is raised.
+    """Run the sensor of a cluster until ``stop`` is set.
 
     Args:
         settings: The configuration.
         cluster: Name of the cluster.
         append: Appends events durably.
-        stop: Ends it.
-        beat: Called at every turn, to show that the process lives.
+        stop: Ends the loop.
+        beat: Called at every turn, as a heartbeat.
 
     Raises:
-        SqliteUnavailable: What was told cannot be looked up now.
+        SqliteUnavailable: The database of states cannot be read now.
     """
     of, sensor = settings.cluster[cluster], settings.sensor
     store = StateStore(settings.state_dir, cluster)
@@ -581,6 +611,7 @@ def run(
 
 
 def _wakeups(settings: Settings, cluster: str) -> Wakeups | None:
+    """Start the listener for triggers; None if disabled or impossible."""
     if not settings.sensor.triggers:
         return None
     wakeups = Wakeups(settings.wake_socket(cluster), settings.sensor.secret_file, cluster)
@@ -605,6 +636,7 @@ def _watch(
     stop: Stop,
     beat: Callable[[], None],
 ) -> None:
+    """Run the sensor's loop."""
     backoff = Backoff()
     fds = (wakeups.fd,) if wakeups is not None else ()
     said = ""

@@ -1,9 +1,9 @@
-"""What was last told of a cluster's states, and what of it is not in the journal yet.
+"""State store of the sensor: last reported states of a cluster, and events not yet sent (SQLite).
 
-A change and the event that tells of it are committed together, and the event goes
-to the journal after that. So it is told once however often the process is killed,
-and in the order of the changes; and what is in the journal, taken in turn, gives
-the picture that is here.
+:class:`StateStore` commits a change together with its event in ``states-CLUSTER.db`` and sends the
+event to the journal afterwards (outbox). So each change is reported once and in order, however
+often the process is killed, and replaying the journal yields the states stored here. It also writes
+the status file with the present states of nodes.
 """
 
 import os
@@ -31,10 +31,10 @@ from steward.core.sqlite import open_database, transaction, translated
 from steward.core.timestamps import micros
 
 SOURCE: Final = "sensor"
-"""The source of the events."""
+"""Source name of the events."""
 
 _MIGRATIONS: Final = (
-    # A lost store begins with numbers that were given before: its name keeps the keys apart.
+    # A lost store starts counting at 0 again: its random name keeps the event keys unique.
     """
     CREATE TABLE store (name TEXT NOT NULL, number INTEGER NOT NULL, looked_us INTEGER);
     INSERT INTO store VALUES (lower(hex(randomblob(6))), 0, NULL);
@@ -50,16 +50,17 @@ _MIGRATIONS: Final = (
     """,
 )
 _CHUNK: Final = 500
+"""Maximum number of events per append."""
 
 _pack: Final = msgspec.json.Encoder().encode
 
 
 class DaemonSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """How one of Slurm's daemons was last seen.
+    """Last observed state of one of Slurm's daemons.
 
     Attributes:
         up: Whether it answered.
-        started_at: When it was started, UTC; None where that is not told.
+        started_at: Start time, UTC; None if unknown.
     """
 
     up: bool
@@ -67,15 +68,15 @@ class DaemonSeen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StateStore:
-    """The database ``states-CLUSTER.db``.
+    """Database ``states-CLUSTER.db``, with its content in memory.
 
     Args:
         state_dir: Steward's state directory.
-        cluster: The cluster's name.
+        cluster: Name of the cluster.
 
     Raises:
         SqliteError: The database cannot be used.
-        SqliteUnavailable: It cannot be used now.
+        SqliteUnavailable: It cannot be opened now.
     """
 
     def __init__(self, state_dir: str, cluster: str) -> None:
@@ -89,27 +90,27 @@ class StateStore:
             rows = self._database.execute("SELECT kind, name, data FROM shown").fetchall()
             daemons = self._database.execute("SELECT name, up, started_us FROM daemon").fetchall()
         self.looked_at: datetime | None = _moment(looked_us)
-        """When the picture was taken; None where there was none yet."""
+        """Time of the last poll; None before the first."""
         self.picture: dict[str, dict[str, Shown]] = {kind: {} for kind in SHOWN}
-        """What was last told, by kind and name."""
+        """Last reported facts, by kind and name."""
         for kind, name, data in rows:
             self.picture[kind][name] = msgspec.json.decode(data, type=SHOWN[kind])
         self.daemons = {
             name: DaemonSeen(up=bool(up), started_at=_moment(us)) for name, up, us in daemons
         }
-        """How Slurm's daemons were last seen, by name."""
+        """Last observed state of Slurm's daemons, by name."""
 
     def keep(self, changes: Sequence[Change], at: datetime, *, silent: bool = False) -> None:
-        """Make changes part of the picture, and what they tell part of the outbox.
+        """Store changes and put their events into the outbox.
 
         Args:
-            changes: What changed.
-            at: When the picture was taken.
-            silent: Whether nothing is to be told, because somebody else tells it.
+            changes: Changes found by a poll.
+            at: Time of the poll.
+            silent: Emit no events, because another host's sensor does.
 
         Raises:
             SqliteUnavailable: The database cannot be written now; nothing has changed.
-            NotLeft: The file of the states now cannot be written.
+            NotLeft: The status file of node states cannot be written.
         """
         told = [change for change in changes if change.body is not None]
         if told or self.looked_at is None:
@@ -125,21 +126,22 @@ class StateStore:
             self._leave_now()
 
     def keep_silence(self) -> None:
-        """Leave with the states of the last poll that slurmctld has not answered since.
+        """Mark in the status file that slurmctld has not answered since the last poll.
 
         Raises:
-            NotLeft: The file of the states now cannot be written.
+            NotLeft: The status file of node states cannot be written.
         """
         found = read_status(self._now_path, NodesNow)
         if found is None or found[0].silent_since is not None:
             return
-        # After a start what was told last is older than the file, which each change makes anew.
+        # After a start ``looked_at`` is older than the file, which every change rewrites.
         written_at = datetime.fromtimestamp(found[1], UTC)
         polled_at = max(written_at, self.looked_at or written_at)
         write_status(self._now_path, msgspec.structs.replace(found[0], silent_since=polled_at))
         self._is_now_stale = True
 
     def _leave_now(self) -> None:
+        """Write the status file of present node states."""
         states: dict[str, list[str]] = {}
         for name, shown in self.picture[NODE_STATE].items():
             states.setdefault(shown.state, []).append(name)
@@ -148,7 +150,7 @@ class StateStore:
         self._is_now_stale = False
 
     def _write(self, told: Sequence[Change], at: datetime, *, silent: bool) -> None:
-        """Write down what was news; of the rest the next look after a start knows again."""
+        """Write reported changes; the first poll after a start finds the rest again."""
         with transaction(self._database, self._path) as database:
             ((number,),) = database.execute("SELECT number FROM store").fetchall()
             for change in told:
@@ -163,7 +165,7 @@ class StateStore:
                     )
                 if not silent and change.body is not None:
                     number += 1
-                    # An event's key must be printable whatever a thing is called.
+                    # Event keys must be printable, whatever a node or reservation is named.
                     key = f"{change.kind}:{_safe(change.name)}:{self._name}.{number}"
                     self._put(number, self._event(change.kind, key, change.at, change.body))
             database.execute("UPDATE store SET number = ?, looked_us = ?", (number, micros(at)))
@@ -171,13 +173,13 @@ class StateStore:
     def see(
         self, daemon: str, seen: DaemonSeen, told: ControllerState | None, key: str = ""
     ) -> None:
-        """Keep how a daemon was seen, and what that tells.
+        """Store the observed state of a daemon, with its event.
 
         Args:
             daemon: ``slurmctld`` or ``slurmdbd``.
-            seen: How.
-            told: What is to be told; None for nothing.
-            key: What the event's key ends with; a number that is used once if empty.
+            seen: Observed state.
+            told: Body of the event; None for no event.
+            key: Suffix of the event key; a unique number if empty.
 
         Raises:
             SqliteUnavailable: The database cannot be written now; nothing has changed.
@@ -197,10 +199,10 @@ class StateStore:
         self.daemons[daemon] = seen
 
     def send(self, append: Append) -> None:
-        """Give the journal what is in the outbox.
+        """Send the events in the outbox to the journal.
 
         Raises:
-            Unavailable: The journal, or the database, is away: all of it is given again.
+            Unavailable: The journal or the database is unavailable; all events will be sent again.
         """
         while True:
             with translated(self._path):
@@ -219,10 +221,11 @@ class StateStore:
                 database.execute("DELETE FROM outbox WHERE number <= ?", (rows[-1][0],))
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._database.close()
 
     def _event(self, kind: str, key: str, at: datetime, body: msgspec.Struct) -> Event:
+        """Build an event of the sensor."""
         return Event(
             kind=kind,
             cluster=self._cluster,
@@ -234,6 +237,7 @@ class StateStore:
         )
 
     def _put(self, number: int, event: Event) -> None:
+        """Put an event into the outbox."""
         self._database.execute(
             "INSERT INTO outbox VALUES (?, ?, ?, ?)",
             (number, event.kind, event.key, encode(event).decode()),
@@ -241,9 +245,11 @@ class StateStore:
 
 
 def _safe(name: str) -> str:
+    """Replace characters that event keys must not contain."""
     plain = "".join(c if c.isascii() and c.isprintable() and c not in " :" else "_" for c in name)
     return plain[:128]
 
 
 def _moment(at_us: int | None) -> datetime | None:
+    """Convert µs since the epoch to a time."""
     return None if at_us is None else datetime.fromtimestamp(at_us / 1_000_000, UTC)

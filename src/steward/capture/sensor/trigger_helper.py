@@ -1,9 +1,9 @@
-"""Wakes Steward's sensor: what slurmctld starts for each of Steward's triggers.
+"""Trigger helper: the program that slurmctld runs for Steward's triggers, to wake the sensor.
 
-This file is copied to the hosts of slurmctld and runs there by itself, with the
-system's Python and nothing but its standard library. It says that something
-happened, never what is so: who is woken looks for himself. It ends within
-a minute whatever it meets: slurmctld would let one that hangs be for five.
+This file is copied to the hosts of slurmctld and runs on its own, with the system's Python and the
+standard library only. It sends cluster, event and node list over a Unix socket, authenticated by a
+secret; the sensor then polls to see what happened. It ends within a minute in every case, because
+slurmctld would let a hanging program run for five.
 """
 
 from __future__ import annotations
@@ -18,22 +18,26 @@ import syslog
 import time
 
 WHOLE_S = 45
-"""After so many seconds it is ended, by the kernel."""
+"""Maximum run time in seconds, enforced by the kernel's alarm."""
 TRY_S = 5.0
+"""Time limit of an attempt, in seconds."""
 PAUSES_S = (0.2, 1.0, 3.0, 8.0)
-"""Between one try and the next: a Steward that is started anew is back within seconds."""
+"""Pauses between attempts, in seconds: a restarting Steward is back within seconds."""
 LONGEST_SECRET = 4096
+"""Bytes read of the secret."""
 LONGEST_NODES = 2000
+"""Maximum length of the node list sent, in characters."""
 
 _PEERCRED = struct.Struct("3i")
+"""struct ucred: pid, uid, gid."""
 
 
 class Refused(Exception):
-    """There is no use in another try."""
+    """A further attempt is useless."""
 
 
 def read_secret(path: str) -> str:
-    """What this program proves itself with."""
+    """Read the secret that authenticates this program."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         mode = os.fstat(fd).st_mode
@@ -45,7 +49,7 @@ def read_secret(path: str) -> str:
 
 
 def wake(path: str, message: bytes) -> None:
-    """Say it once, and wait for the answer."""
+    """Send the message once and wait for the reply."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(TRY_S)
         connection.connect(path)
@@ -62,7 +66,7 @@ def wake(path: str, message: bytes) -> None:
 
 
 def run(socket_path: str, secret_path: str, cluster: str, event: str, nodes: str) -> None:
-    """Say it until somebody has heard it, or it is clear that nobody will."""
+    """Send the message until it is accepted or further attempts are useless."""
     import json
 
     message = {
@@ -85,12 +89,11 @@ def run(socket_path: str, secret_path: str, cluster: str, event: str, nodes: str
 
 
 def main(words: list[str]) -> str:
-    """What went wrong; "" for nothing.
+    """Run the helper; return the error, "" if none.
 
-    The words are ``--socket PATH --secret PATH CLUSTER EVENT NODES``; the last is slurmctld's
-    addition.
+    The arguments are ``--socket PATH --secret PATH CLUSTER EVENT NODES``; slurmctld adds the last.
     """
-    # slurmctld's signal mask is handed on to what it starts, and an alarm is among what it blocks.
+    # Programs inherit slurmctld's signal mask, which blocks the alarm among others.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     signal.alarm(WHOLE_S)
@@ -106,6 +109,6 @@ def main(words: list[str]) -> str:
 if __name__ == "__main__":
     failed = main(sys.argv[1:])
     if failed:
-        # Of what slurmctld starts nobody sees the output.
+        # Nobody sees the output of a program that slurmctld starts.
         syslog.syslog(syslog.LOG_WARNING, "steward-trigger: " + failed)
     sys.exit(1 if failed else 0)

@@ -1,8 +1,12 @@
-"""Our permanent triggers: one for each event, set anew where lost, cleared where of no use.
+"""Sensor triggers: keeps Steward's permanent triggers set in slurmctld, and receives their reports.
 
-slurmctld writes its triggers down some seconds after they were set, and one that is
-killed meanwhile has lost them. So they are looked at now and then, and whenever it
-was started anew. They only wake the sensor; without them it looks by the clock.
+:class:`OurTriggers` sets one trigger per event, restores lost ones and clears useless ones.
+slurmctld saves triggers some seconds after they were set and loses them if it is killed before, so
+they are checked every minute and after each restart. Triggers only wake the sensor; without them it
+polls at its interval.
+
+:class:`Wakeups` listens on a Unix socket, in a thread, for the program that the triggers start
+(:mod:`steward.capture.sensor.trigger_helper`) and collects :class:`Wake` reports.
 """
 
 import contextlib
@@ -35,18 +39,22 @@ EVENTS: Final = (
     *("primary_slurmctld_resumed_operation", "primary_slurmctld_resumed_control"),
     *("primary_slurmdbd_failure", "primary_slurmdbd_resumed_operation"),
 )
-"""What is worth a look. Not ``idle``: a permanent one of it goes off at every turn of
-slurmctld's, whether there is news or not."""
+"""Trigger events that justify a poll. Not ``idle``: a permanent trigger for it fires at every turn
+of slurmctld, whether anything changed or not.
+"""
+
+
+# Keeping triggers set
 
 
 class OurTriggers:
-    """Keeps the triggers of one cluster.
+    """Keeper of Steward's triggers on one cluster.
 
     Args:
-        cluster: Its name.
-        settings: How its commands are found and started.
-        program: The words of their program but for the event; "" to have none set.
-        helper: The path of the helper, with which each of them begins.
+        cluster: Name of the cluster.
+        settings: How to run its commands.
+        program: Command line of the triggers without the event; "" to have no triggers.
+        helper: Path of the helper program, the first word of the command line.
     """
 
     def __init__(self, cluster: str, settings: ClusterSettings, program: str, helper: str) -> None:
@@ -58,9 +66,9 @@ class OurTriggers:
         self._is_cleared = False
 
     def keep(self) -> None:
-        """Set those that are not there, and clear those of ours that are of no use.
+        """Set missing triggers and clear useless ones of Steward's.
 
-        What cannot be done is said once: the sensor sees without them, only later.
+        A failure is logged once: the sensor works without triggers, only later.
         """
         if self._is_cleared:
             return
@@ -75,6 +83,7 @@ class OurTriggers:
             self._said = ""
 
     def _keep(self) -> None:
+        """Compare slurmctld's triggers with the wanted ones; clear and set the differences."""
         wanted = {event: f"{self._program} {event}" for event in self._wanted()}
         found: set[str] = set()
         for trigger in self._triggers.all():
@@ -84,7 +93,7 @@ class OurTriggers:
                 found.add(trigger.event)
             else:
                 log.info("cluster %s: trigger %d is cleared", self._cluster, trigger.id)
-                # Somebody else may have cleared it in this moment.
+                # Somebody else may have cleared it at this moment.
                 with contextlib.suppress(UnknownTrigger):
                     self._triggers.clear(trigger.id)
         for event, program in wanted.items():
@@ -93,13 +102,14 @@ class OurTriggers:
                 log.info("cluster %s: a trigger is set for %s", self._cluster, event)
 
     def _wanted(self) -> Sequence[str]:
+        """Return the events that this version of Slurm can fire."""
         if not self._program:
             return ()
         fires = self._triggers.events()
         return [event for event in EVENTS if fires.get(event) == ""]
 
     def _is_ours(self, trigger: TriggerRecord) -> bool:
-        """Whether Steward has set it for this cluster; wherever its helper lay then."""
+        """Return whether Steward set a trigger for this cluster, wherever its helper was then."""
         words = trigger.program.split()
         return (
             len(words) >= 6
@@ -109,6 +119,7 @@ class OurTriggers:
         )
 
     def _is_good(self, trigger: TriggerRecord, wanted: dict[str, str]) -> bool:
+        """Return whether a trigger is permanent and has the right program."""
         return (
             trigger.permanent
             and not trigger.offset_s
@@ -116,13 +127,14 @@ class OurTriggers:
         )
 
     def _say(self, message: str) -> None:
+        """Log a problem, once while it stays the same."""
         if message != self._said:
             self._said = message
             log.warning("cluster %s: %s", self._cluster, message)
 
 
 def program_of(settings: Settings, cluster: str) -> str:
-    """Return the words of a trigger's program, but for the event; every user can read them."""
+    """Return the command line of a trigger without the event; every user can read it."""
     sensor = settings.sensor
     return " ".join(
         (
@@ -133,20 +145,31 @@ def program_of(settings: Settings, cluster: str) -> str:
 
 
 _PEERCRED: Final = struct.Struct("3i")
+"""struct ucred: pid, uid, gid."""
 _BACKLOG: Final = 64
 _MOST: Final = 32
-"""How many may be half heard at once; beyond, the one that has been so longest goes."""
+"""Maximum number of unfinished connections; beyond it the oldest is closed."""
 _HEARS_S: Final = 5.0
+"""Time limit for a message, in seconds."""
 _LONGEST: Final = 16384
+"""Maximum size of a message, in bytes."""
 _SHORTEST_SECRET: Final = 16
+"""Minimum length of the secret, in characters."""
 _SAY_AGAIN_S: Final = 60.0
+"""Minimum interval of log messages about refused reports, in seconds."""
 _MOST_WAKES: Final = 4096
+"""Maximum number of reports waiting for a poll."""
 _TAKEN: Final = b"ok\n"
+"""Reply: the report was accepted."""
 _REFUSED: Final = b"no\n"
+"""Reply: the report was rejected."""
+
+
+# Receiving reports of triggers
 
 
 class _Said(msgspec.Struct, frozen=True, kw_only=True):
-    """What the helper says."""
+    """Message of the helper."""
 
     version: int
     secret: str
@@ -156,11 +179,11 @@ class _Said(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Wake(NamedTuple):
-    """One trigger that went off.
+    """Trigger that fired.
 
     Attributes:
-        event: Its event (``drained``).
-        nodes: The list of nodes that it is about; "" for none, or for one of a daemon.
+        event: Event, for example ``drained``.
+        nodes: Node list; "" if none, or for a daemon's trigger.
     """
 
     event: str
@@ -171,7 +194,7 @@ _decode: Final = msgspec.json.Decoder(_Said).decode
 
 
 class _Peer:
-    """Somebody who has connected, and has not said all yet."""
+    """Connection whose message is incomplete."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -180,12 +203,12 @@ class _Peer:
 
 
 class Wakeups:
-    """Listens for the helper.
+    """Listener for the helper program, in its own thread.
 
     Args:
-        path: The socket's.
-        secret_file: What the helper proves itself with; of root's or our own, mode 0600.
-        cluster: Whose triggers are meant.
+        path: Path of the socket.
+        secret_file: File with the helper's secret, owned by root or this user, mode 0600.
+        cluster: Cluster whose triggers are accepted.
     """
 
     def __init__(self, path: str, secret_file: str, cluster: str) -> None:
@@ -195,24 +218,24 @@ class Wakeups:
         self._wakes: set[Wake] = set()
         self._is_full = False
         self._lock = threading.Lock()
-        # Both ends of each: one that says there is news, and one that ends the thread.
+        # Two pipes: one signals new reports, the other stops the thread.
         self.fd, self._news_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._end_fd, self._ending_fd = os.pipe2(os.O_CLOEXEC)
         self._thread: threading.Thread | None = None
         self._said_at = 0.0
 
     def start(self) -> None:
-        """Begin to listen.
+        """Start listening.
 
         Raises:
-            OSError: The socket cannot be made.
+            OSError: The socket cannot be created.
         """
         listener = unix_listener_at(self._path, _BACKLOG, self._believed())
         self._thread = threading.Thread(target=self._hear, args=(listener,), name="wakeups")
         self._thread.start()
 
     def take(self) -> frozenset[Wake]:
-        """The triggers that went off since the last call; ``fd`` can be read if there are."""
+        """Return triggers fired since the last call; ``fd`` is readable if there are any."""
         with contextlib.suppress(BlockingIOError):
             os.read(self.fd, 4096)
         with self._lock:
@@ -221,7 +244,7 @@ class Wakeups:
         return frozenset(wakes)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         os.close(self._ending_fd)
         if self._thread is not None:
             self._thread.join()
@@ -231,6 +254,7 @@ class Wakeups:
             os.close(fd)
 
     def _hear(self, listener: socket.socket) -> None:
+        """Run the listener's thread: accept connections and read messages."""
         peers: dict[int, _Peer] = {}
         with listener:
             while True:
@@ -252,10 +276,11 @@ class Wakeups:
             peer.connection.close()
 
     def _accept(self, listener: socket.socket, peers: dict[int, _Peer]) -> None:
+        """Accept a connection if its uid may send reports."""
         try:
             connection, _ = listener.accept()
         except OSError as error:
-            # It went again before it was heard, or we are short of descriptors for a moment.
+            # The client left before it was accepted, or no descriptor is free for a moment.
             log.debug("cannot accept a connection on %s: %s", self._path, error)
             time.sleep(0.01)
             return
@@ -274,18 +299,19 @@ class Wakeups:
         peers[connection.fileno()] = _Peer(connection)
 
     def _believed(self) -> set[int]:
+        """Return the uids that may send reports: root, this user, the secret's owner."""
         uids = {0, os.geteuid()}
-        # Root's daemon keeps a secret that is SlurmUser's.
+        # When the daemon runs as root, the secret is SlurmUser's.
         with contextlib.suppress(OSError):
             uids.add(os.stat(self._secret_file).st_uid)
         return uids
 
     def _read(self, peer: _Peer) -> bool:
-        """Take in what a peer says; whether there is more to come."""
+        """Read from a client; return whether more is to come."""
         try:
             data = peer.connection.recv(_LONGEST)
         except OSError:
-            return False  # it has gone: whoever has something to say comes again
+            return False  # it has disconnected; the helper tries again
         peer.said += data
         if b"\n" not in peer.said:
             return bool(data) and len(peer.said) <= _LONGEST
@@ -293,6 +319,7 @@ class Wakeups:
         return False
 
     def _takes(self, line: bytes) -> bool:
+        """Verify a message and queue its report; return whether it was accepted."""
         try:
             wake = _decode(line.partition(b"\n")[0])
         except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -319,11 +346,11 @@ class Wakeups:
                 *(self._cluster, _MOST_WAKES, taken.event),
             )
         with contextlib.suppress(BlockingIOError):
-            os.write(self._news_fd, b"!")  # a full pipe can be read, which is all it is for
+            os.write(self._news_fd, b"!")  # a full pipe is readable too
         return True
 
     def _secret(self) -> bytes:
-        """The secret as the file has it now; empty where there is none that can be trusted."""
+        """Read the secret from its file; empty if it is missing or unsafe."""
         try:
             fd = os.open(self._secret_file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
@@ -341,6 +368,7 @@ class Wakeups:
         return secret
 
     def _say(self, what: str) -> None:
+        """Log a refused report, at most once a minute."""
         now = time.monotonic()
         if now < self._said_at + _SAY_AGAIN_S and self._said_at:
             return
@@ -349,6 +377,7 @@ class Wakeups:
 
 
 def _answer(connection: socket.socket, answer: bytes) -> None:
-    # Whoever does not read the answer has told us all the same.
+    """Send a reply."""
+    # A client that does not read the reply has delivered its message.
     with contextlib.suppress(OSError):
         connection.send(answer)

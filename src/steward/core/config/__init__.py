@@ -1,7 +1,9 @@
-"""The typed settings: every key, its default and its meaning. Reading TOML is in file.py.
+"""Settings: the type of the whole configuration file, with keys, defaults and meanings.
 
-A Settings value is complete and valid: rooms take the part they need and never
-ask for a file again.
+:class:`Settings` assembles the section types that each package declares in its own settings
+module, and declares here the sections of core: [archive], [redact], [access], [journal].
+``reader.py`` reads TOML into it and ``checks.py`` checks it: a Settings value that they return
+is complete and valid. Packages receive the part they need and read no file themselves.
 """
 
 import os
@@ -43,16 +45,16 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 AnySinkSettings = (
     FilesSinkSettings | ElasticsearchSinkSettings | OpenSearchSinkSettings | KafkaSinkSettings
 )
-"""What a sink may be, told apart by its ``kind``; ``files`` where it gives none."""
+"""Settings of any sink, distinguished by ``kind``; ``files`` if it has none."""
 
 
 class ArchiveSettings(Section, frozen=True, kw_only=True):
-    """[archive]: what is kept of scripts, and where.
+    """[archive]: sinks, and what they store.
 
     Attributes:
-        environments: Whether environments are archived beside scripts.
-        catalogue: Whether scripts are indexed for search.
-        sink: The sinks by name; one of kind ``files`` where none is named.
+        environments: Whether to archive environments beside scripts.
+        catalogue: Whether to index scripts for search.
+        sink: Sinks by name; one of kind ``files`` by default.
     """
 
     environments: bool = True
@@ -63,17 +65,17 @@ class ArchiveSettings(Section, frozen=True, kw_only=True):
 
 
 class RedactSettings(Section, frozen=True, kw_only=True):
-    """[redact]: which values of environments are never kept.
+    """[redact]: which values of environments are never stored.
 
     Patterns are regular expressions, matched anywhere in a variable's name (in
     any case) or in its value.
 
     Attributes:
-        names: Patterns on names, in place of the built-in ones.
-        values: Patterns on values, in place of the built-in ones.
-        more_names: Patterns on names beside those.
-        more_values: Patterns on values beside those.
-        keep: Names of variables whose values are kept whatever the patterns say.
+        names: Patterns on names that replace the built-in ones.
+        values: Patterns on values that replace the built-in ones.
+        more_names: Additional patterns on names.
+        more_values: Additional patterns on values.
+        keep: Names of variables whose values are never redacted.
     """
 
     names: tuple[str, ...] | None = None
@@ -84,10 +86,10 @@ class RedactSettings(Section, frozen=True, kw_only=True):
 
 
 class AccessSettings(Section, frozen=True, kw_only=True):
-    """[access]: who may see what, beside what Slurm says.
+    """[access]: roles in addition to those that Slurm defines.
 
     Attributes:
-        operators: Users that may see everything, where there is no slurmdbd to say so.
+        operators: Users that may see everything, for sites without slurmdbd.
         administrators: Users that may change what only Slurm's administrators may.
         coordinators_read_scripts: Whether an account's coordinators may read its scripts.
     """
@@ -98,12 +100,12 @@ class AccessSettings(Section, frozen=True, kw_only=True):
 
 
 class JournalSettings(Section, frozen=True, kw_only=True):
-    """[journal]: how much is kept for consumers that are behind.
+    """[journal]: how much the journal keeps for consumers that are behind.
 
     Attributes:
-        max_bytes: Size of journal and waiting bytes, in bytes, at which a consumer that is
-            behind is detached, if what it misses can be had again.
-        keep_s: How long events are kept after every consumer has passed, in seconds.
+        max_bytes: Size of journal and incoming bytes, in bytes, above which a consumer that is
+            behind is detached, if it can be refilled later.
+        keep_s: How long events stay after every consumer has passed them, in seconds.
     """
 
     max_bytes: int = 20 * 1024**3
@@ -114,14 +116,14 @@ class Settings(Section, frozen=True, kw_only=True):
     """The whole configuration.
 
     Attributes:
-        state_dir: Where journal and databases live: a local disk.
-        socket: The Unix socket that commands ask the daemon through.
+        state_dir: Directory of journal and databases, on a local disk.
+        socket: Unix socket that commands send requests to.
         log_level: debug, info, warning or error.
-        log_format: What a line of the log is: ``logfmt``, or a ``json`` object.
-        log_file: A file to log to, which may be rotated at any time; stderr if empty.
-        capture_processes: How many processes watch a spool.
-        cluster: The clusters by name; at least one.
-        consume: Kafka topics that jobs of other Stewards are taken from, by name.
+        log_format: Format of log lines: ``logfmt``, or ``json`` objects.
+        log_file: Log file, which may be rotated at any time; stderr if empty.
+        capture_processes: Number of processes that watch a spool.
+        cluster: Clusters by name; at least one.
+        consume: Kafka topics to read jobs of other Stewards from, by name.
     """
 
     state_dir: str = "/var/lib/steward"
@@ -151,18 +153,18 @@ class Settings(Section, frozen=True, kw_only=True):
     web: WebSettings = WebSettings()
 
     def files_sinks(self) -> dict[str, FilesSinkSettings]:
-        """The sinks that are directory trees, by name."""
+        """Return the files sinks (directory trees), by name."""
         sinks = self.archive.sink.items()
         return {name: sink for name, sink in sinks if isinstance(sink, FilesSinkSettings)}
 
     def files_sink(self, name: str) -> FilesSinkSettings:
-        """The files sink ``name``."""
+        """Return the settings of the files sink ``name``."""
         return self.files_sinks()[name]
 
     def wake_socket(self, cluster: str) -> str:
-        """Return the socket on which a cluster's helper wakes its sensor.
+        """Return the socket on which a cluster's trigger helper wakes the sensor.
 
-        Each cluster has one of its own if several are watched here.
+        Each cluster has its own socket if several are watched here.
         """
         path = self.sensor.socket
         watched = [name for name, of in self.cluster.items() if of.asks_slurm and not of.remote]
@@ -172,11 +174,11 @@ class Settings(Section, frozen=True, kw_only=True):
         return f"{stem}-{cluster}{suffix}"
 
     def sink_path(self, name: str) -> str:
-        """The root directory of the files sink ``name``."""
+        """Return the root directory of the files sink ``name``."""
         return self.files_sink(name).path or f"{self.state_dir}/archive"
 
 
 def as_builtins(settings: Settings) -> dict[str, Any]:
-    """The settings as plain dictionaries and lists, for printing."""
+    """Convert settings to plain dictionaries and lists, for printing."""
     plain: dict[str, Any] = msgspec.to_builtins(settings)
     return plain

@@ -1,8 +1,11 @@
-"""What is wrong with settings whose types are right: paths that collide, zones that are none.
+"""Configuration checks: errors that types cannot express, and what is missing on this host.
 
-Each check yields problems that name the key, so that the reader of the file can
-tell its line. The rooms' own compilers are asked (layouts, patterns), so that
-what passes here is what they accept.
+``problems`` yields errors of the settings themselves: names, numbers, paths that collide, ports,
+time zones, redaction patterns; sections of components are in ``component_checks.py``. Each
+problem names its key, so that ``reader.py`` can report the line. Checks use the code that later
+applies the value (layouts, patterns), so that what passes here is accepted there. ``mistakes``
+and ``doubts``, for ``steward config check`` and the doctor, look at this host too: files, users,
+Python packages.
 """
 
 import math
@@ -41,13 +44,15 @@ from steward.web.settings import WebSettings
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _MOST_CAPTURE_PROCESSES = 64
 _EVERY_HOST = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared with, not listened at
+"""Addresses that listen on every interface."""
 _POSITIVE = {"snapshot_interval_s", "command_timeout_s", "timeout_s", "capture_processes"} | {
     "hook_timeout_s"
 }
+"""Keys whose numbers must be above 0; others may be 0."""
 
 
 def problems(settings: Settings) -> Iterator[Problem]:
-    """All that is wrong with the settings, one after the other."""
+    """Yield all errors in the settings."""
     yield from _names(settings)
     yield from _values(settings, ())
     yield from _paths(settings)
@@ -64,7 +69,7 @@ def problems(settings: Settings) -> Iterator[Problem]:
     yield from rule_problems(settings)
     yield from _history(settings)
     if settings.accounting != AccountingSettings():
-        # Only what was set needs the plugins to be looked at, which a command does not wait for.
+        # Loading the plugins takes time, which commands spend only if the section is set.
         yield from offered_check("jobacct", ("accounting",), settings)
     if (settings.bank, settings.gate, settings.mybrc) != (
         *(BankSettings(), GateSettings(), MybrcSettings()),
@@ -93,7 +98,7 @@ def problems(settings: Settings) -> Iterator[Problem]:
 
 
 def _listeners(settings: Settings) -> Iterator[Problem]:
-    """Two listeners at one port, of which the second to start would fail again and again."""
+    """Find two listeners on one port: the second to start would fail again and again."""
     seen: list[tuple[str, str, int]] = []
     for section in ("receive", "nodes", "gate", "mybrc", "web"):
         text: str = getattr(settings, section).listen
@@ -112,17 +117,19 @@ def _listeners(settings: Settings) -> Iterator[Problem]:
 
 
 def _overlaps(host: str, other: str) -> bool:
-    """Whether two listeners at these hosts, with one port, are in each other's way."""
+    """Return whether listeners at two hosts with the same port conflict."""
     hosts = {"127.0.0.1" if one.lower() == "localhost" else one.lower() for one in (host, other)}
     return len(hosts) == 1 or bool(hosts & _EVERY_HOST)
 
 
 def _history(settings: Settings) -> Iterator[Problem]:
+    """Check the retention of node history."""
     if not settings.history.retention_days:
         yield Problem(("history", "retention_days"), "'history.retention_days' must be above 0")
 
 
 def _names(settings: Settings) -> Iterator[Problem]:
+    """Check that clusters and sinks exist and that their names are safe in file names."""
     if not settings.cluster and not settings.consume:
         yield Problem((), "no cluster is named: add a table [cluster.NAME]")
     if not settings.archive.sink:
@@ -142,7 +149,7 @@ def _names(settings: Settings) -> Iterator[Problem]:
 
 
 def _values(section: Section, key: KeyPath) -> Iterator[Problem]:
-    """Numbers that are no amounts, and text that would break a line or a path."""
+    """Find numbers out of range, and text that would break a line or a path."""
     for field in msgspec.structs.fields(type(section)):
         value = getattr(section, field.name)
         here = (*key, field.name)
@@ -171,11 +178,12 @@ def _text(text: object, key: KeyPath) -> Iterator[Problem]:
 
 
 def _number(value: float, key: KeyPath) -> Iterator[Problem]:
+    """Check that a number is finite and not below its least value."""
     name = ".".join(key)
     if not math.isfinite(value):
         yield Problem(key, f"{name!r} must be a finite number, not {value!r}")
         return
-    # A limit's max_bytes is 0 for none.
+    # max_bytes of a sink limit may be 0, for none.
     is_positive = key[-1] in _POSITIVE or key == ("journal", "max_bytes")
     if value < 0 or (value == 0 and is_positive):
         least = "above 0" if is_positive else "0 or more"
@@ -183,6 +191,7 @@ def _number(value: float, key: KeyPath) -> Iterator[Problem]:
 
 
 def _paths(settings: Settings) -> Iterator[Problem]:
+    """Check that paths are absolute."""
     paths: list[tuple[KeyPath, str]] = [
         (("state_dir",), settings.state_dir),
         (("log_file",), settings.log_file),
@@ -203,9 +212,10 @@ def _paths(settings: Settings) -> Iterator[Problem]:
 
 
 def _schedulers(settings: Settings) -> Iterator[Problem]:
+    """Check that each cluster's scheduler is installed."""
     for name, cluster in settings.cluster.items():
         if cluster.scheduler == "slurm":
-            continue  # looking through all that is installed takes its time
+            continue  # searching all installed packages takes time
         known = offers_of(SCHEDULERS)
         if cluster.scheduler not in known:
             yield Problem(
@@ -215,6 +225,7 @@ def _schedulers(settings: Settings) -> Iterator[Problem]:
 
 
 def _spools(settings: Settings) -> Iterator[Problem]:
+    """Check that spools differ and that Steward writes to no directory within one."""
     seen: dict[str, str] = {}
     for name, cluster in settings.cluster.items():
         key = ("cluster", name, "spool")
@@ -240,7 +251,7 @@ def _spools(settings: Settings) -> Iterator[Problem]:
 
 
 def _roots(settings: Settings) -> Iterator[tuple[KeyPath, str]]:
-    """The directories that Steward writes to, with their keys."""
+    """Yield the directories that Steward writes to, with their keys."""
     yield ("state_dir",), settings.state_dir
     for name, sink in settings.files_sinks().items():
         yield ("archive", "sink", name, "path"), settings.sink_path(name)
@@ -253,7 +264,8 @@ def _within(path: str, directory: str) -> bool:
 
 
 def _sinks(settings: Settings) -> Iterator[Problem]:
-    # Not realpath: it would look at the roots, and wait for ever where a mount is dead.
+    """Check that the directories of sinks do not overlap with each other or the state directory."""
+    # Not realpath: it would access the directories, and hang on a dead mount.
     roots = [(key, os.path.normpath(root)) for key, root in _roots(settings)]
     state_key, state = roots[0]
     for index, (key, root) in enumerate(roots[1:], start=1):
@@ -277,7 +289,7 @@ def _sinks(settings: Settings) -> Iterator[Problem]:
 
 
 def _is_hidden(path: str, directory: str) -> bool:
-    """Whether the path below the directory begins with a dot, as no archived file's does."""
+    """Return whether the path below the directory begins with a dot, as no archived file's does."""
     return os.path.relpath(path, directory).startswith(".") and path != directory
 
 
@@ -286,6 +298,7 @@ def _owner(key: KeyPath) -> str:
 
 
 def _zones(settings: Settings) -> Iterator[Problem]:
+    """Check that time zones are known."""
     for name, cluster in settings.cluster.items():
         if not cluster.timezone:
             continue
@@ -299,6 +312,7 @@ def _zones(settings: Settings) -> Iterator[Problem]:
 
 
 def _patterns(redact: RedactSettings) -> Iterator[Problem]:
+    """Check that redaction patterns are valid regular expressions."""
     from steward.core.redaction import Redactor
 
     for field in ("names", "values", "more_names", "more_values"):
@@ -320,17 +334,17 @@ def _patterns(redact: RedactSettings) -> Iterator[Problem]:
 
 
 _FILES = ("slurm_conf",)
-"""Keys that name a file to read, beside those that end so."""
+"""Keys that name a file to read, besides those that end in ``_file``."""
 
 
 def mistakes(settings: Settings) -> Iterator[Problem]:
-    """What will not be right later either: options that librdkafka does not take."""
+    """Yield errors that only an extension can find: options that librdkafka rejects."""
     if settings.consume or any(sink.kind == "kafka" for sink in settings.archive.sink.values()):
         yield from offered_check("kafka", (), settings)
 
 
 def doubts(settings: Settings) -> Iterator[Problem]:
-    """What is missing here and now: files, users, Python packages."""
+    """Yield what is missing on this host now: files, users, Python packages."""
     user = _other_user(settings.state_dir)
     yield from _missing_files(settings, (), user)
     sensor = settings.sensor
@@ -347,7 +361,7 @@ def doubts(settings: Settings) -> Iterator[Problem]:
 
 
 def _other_user(state_dir: str) -> int | None:
-    """Whom Steward runs as, where that is not who looks: the owner of its state directory."""
+    """Return Steward's uid, the owner of its state directory, if it is not this process's."""
     try:
         uid = os.stat(state_dir).st_uid
     except OSError:
@@ -356,7 +370,7 @@ def _other_user(state_dir: str) -> int | None:
 
 
 def _lines_missed(key: KeyPath, path: str) -> Iterator[Problem]:
-    # The file comes with the first job that ends; its directory has to be there before.
+    # The first job that ends creates the file; its directory must exist before.
     directory = os.path.dirname(path)
     if path and not os.path.isdir(directory):
         told = f"{'.'.join(key)!r}: {directory} is not there, so slurmctld cannot write to it"
@@ -364,6 +378,7 @@ def _lines_missed(key: KeyPath, path: str) -> Iterator[Problem]:
 
 
 def _missing_files(section: Section, key: KeyPath, user: int | None) -> Iterator[Problem]:
+    """Yield files named in a section, and in its subsections, that cannot be read."""
     for field in msgspec.structs.fields(type(section)):
         value = getattr(section, field.name)
         here = (*key, field.name)
@@ -378,6 +393,7 @@ def _missing_files(section: Section, key: KeyPath, user: int | None) -> Iterator
 
 
 def _unreadable(key: KeyPath, path: str, user: int | None) -> Iterator[Problem]:
+    """Check that this user, and Steward's user, can read a file."""
     try:
         with open(path, "rb", opener=_without_waiting) as file:
             file.read(1)
@@ -398,16 +414,17 @@ def _name(uid: int) -> str:
 
 
 def _without_waiting(path: str, flags: int) -> int:
-    """Open a file that may be a pipe, for whose writer nobody is to wait."""
+    """Open a file without blocking: it may be a pipe without a writer."""
     return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _missing_users(key: KeyPath, limit: LimitSettings) -> Iterator[Problem]:
+    """Check that the users of a sink limit exist."""
     for user in limit.users:
         try:
             pwd.getpwnam(user)
         except KeyError:
-            # A uid without a name is called by its number.
+            # A uid without a name counts as a user of that number.
             if not user.isdecimal():
                 where = ".".join((*key, "users"))
                 yield Problem((*key, "users"), f"'{where}': there is no user {user!r} here")

@@ -1,4 +1,9 @@
-"""What is wrong with the settings between ``steward controller`` and ``steward serve``."""
+"""Configuration checks of components: controllers, nodes, web, bank, gate, actions, rules, sensor.
+
+One function for each area yields the problems of its sections: ``forwarding_problems``,
+``node_problems``, ``web_problems``, ``bank_problems``, ``action_problems``, ``rule_problems``,
+``sensor_problems``, ``sink_problems`` and ``broker_problems``. ``checks.py`` calls them all.
+"""
 
 import ipaddress
 import os
@@ -24,7 +29,7 @@ _HOST = re.compile(r"[A-Za-z0-9._:-]{1,253}")
 
 
 def forwarding_problems(settings: Settings) -> Iterator[Problem]:
-    """All that is wrong with [receive], [forward], and the clusters that are elsewhere."""
+    """Yield errors in [receive], [forward], and clusters with remote controllers."""
     yield from _receive(settings)
     yield from _forward(settings)
     for name, cluster in settings.cluster.items():
@@ -45,6 +50,7 @@ def forwarding_problems(settings: Settings) -> Iterator[Problem]:
 
 
 def _receive(settings: Settings) -> Iterator[Problem]:
+    """Check [receive]."""
     receive = settings.receive
     key = ("receive",)
     if receive.listen and host_and_port(receive.listen) is None:
@@ -62,6 +68,7 @@ def _receive(settings: Settings) -> Iterator[Problem]:
 
 
 def _forward(settings: Settings) -> Iterator[Problem]:
+    """Check [forward]."""
     forward = settings.forward
     key = ("forward",)
     if forward.to and host_and_port(forward.to) is None:
@@ -98,7 +105,7 @@ def file_problems(
         | WebSettings
     ),
 ) -> Iterator[Problem]:
-    """What is wrong with the names of a section's certificates and keys."""
+    """Check a section's certificate and key files: absolute paths, and both or neither."""
     fields = [field for field in section.__struct_fields__ if field.endswith("_file")]
     for field in fields:
         path = getattr(section, field)
@@ -112,11 +119,11 @@ def file_problems(
 
 
 _MOST_CONNECTIONS: Final = 1024
-"""Each is a thread, and may hold a megabyte."""
+"""Largest most_connections: each connection is a thread, and may hold a megabyte."""
 
 
 def node_problems(settings: Settings) -> Iterator[Problem]:
-    """All that is wrong with [nodes]."""
+    """Yield errors in [nodes]."""
     nodes = settings.nodes
     key = ("nodes",)
     if nodes.listen and host_and_port(nodes.listen) is None:
@@ -162,16 +169,19 @@ _HEADER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 _OUR_HEADERS: Final = frozenset(
     {"authorization", "cookie", "host", "x-csrf-token", "idempotency-key"}
 )
-"""Headers that say something already, and that any client may send."""
+"""Headers with a meaning of their own, which any client may send."""
 _PREFIX: Final = re.compile(r"(/[A-Za-z0-9._~-]+)*/?")
 _LONGEST_SESSION_S: Final = 30 * 86400.0
+"""Longest session, in seconds."""
 _LONGEST_PROXY_SESSION_S: Final = 3600.0
+"""Longest session opened by a proxy, in seconds."""
 _LONGEST_LOGIN_S: Final = 3600.0
+"""Longest validity of a login link, in seconds."""
 _LONGEST_TOKEN_DAYS: Final = 3660
 
 
 def web_problems(settings: Settings) -> Iterator[Problem]:
-    """All that is wrong with the settings of the pages."""
+    """Yield errors in [web]."""
     web = settings.web
     if web.listen and host_and_port(web.listen) is None:
         yield _problem("listen", f"must be an address and a port, '127.0.0.1:8290': {web.listen!r}")
@@ -189,6 +199,7 @@ def _problem(field: str, what: str) -> Problem:
 
 
 def _user(settings: Settings) -> Iterator[Problem]:
+    """Check that the web process has a user of its own, without rights."""
     user = settings.web.user
     if not user:
         yield _problem("user", "is empty: name the user that 'steward web' runs as")
@@ -209,6 +220,7 @@ def _user(settings: Settings) -> Iterator[Problem]:
 
 
 def _check_url(web: WebSettings) -> Iterator[Problem]:
+    """Check the URL of the web pages."""
     if not web.url:
         return
     try:
@@ -227,6 +239,7 @@ def _check_url(web: WebSettings) -> Iterator[Problem]:
 
 
 def _proxy(web: WebSettings) -> Iterator[Problem]:
+    """Check the header by which a trusted proxy names the user."""
     header = web.proxy_header
     if not header:
         return
@@ -251,6 +264,7 @@ def _addresses(web: WebSettings) -> Iterator[Problem]:
 
 
 def _networks(web: WebSettings) -> Iterator[Problem]:
+    """Check the networks of [web]; MUNGE reports IPv4 addresses only."""
     for network in web.shared_from:
         try:
             ipaddress.ip_network(network, strict=False)
@@ -268,6 +282,7 @@ def _networks(web: WebSettings) -> Iterator[Problem]:
 
 
 def _bounds(web: WebSettings) -> Iterator[Problem]:
+    """Check durations and rate limits of [web]."""
     for field, value, most in (
         ("session_s", web.session_s, _LONGEST_SESSION_S),
         ("proxy_session_s", web.proxy_session_s, _LONGEST_PROXY_SESSION_S),
@@ -282,14 +297,16 @@ def _bounds(web: WebSettings) -> Iterator[Problem]:
 
 
 _MOST_DECIMALS: Final = 6
+"""Most decimals of an SU: amounts are integer micro-SU."""
 _DATABASES: Final = ("sqlite", "postgresql", "postgresql+psycopg")
 _LEAST_BALANCE_AGE_S: Final = 60
+"""Shortest age limit of balances from a remote server, in seconds."""
 _LONGEST_TIMEOUT_MS: Final = 1000
-"""slurmctld holds locks while the plugin waits."""
+"""Longest gate time-out, in ms: slurmctld holds locks while the plugin waits."""
 
 
 def bank_problems(settings: Settings) -> Iterator[Problem]:
-    """All that is wrong with the bank's settings."""
+    """Yield errors in [bank], [gate] and [mybrc]."""
     yield from _bank(settings)
     yield from _database(settings)
     yield from _gate(settings)
@@ -300,6 +317,7 @@ def bank_problems(settings: Settings) -> Iterator[Problem]:
 
 
 def _bank(settings: Settings) -> Iterator[Problem]:
+    """Check [bank]: shares, periods, unit, and actions for rejected jobs."""
     bank = settings.bank
     if bank.decimals > _MOST_DECIMALS:
         yield Problem(("bank", "decimals"), f"'bank.decimals' is above {_MOST_DECIMALS}")
@@ -327,12 +345,13 @@ def _bank(settings: Settings) -> Iterator[Problem]:
 
 
 def _database(settings: Settings) -> Iterator[Problem]:
+    """Check the ledger's database and the remote myBRC server."""
     bank = settings.bank
     key = ("bank", "database")
     if bank.database:
         url = urlsplit(bank.database)
         if url.scheme not in _DATABASES:
-            # The text is not shown: a password may stand in it.
+            # The value is not shown: it may contain a password.
             yield Problem(
                 key,
                 "'bank.database' must begin with 'postgresql+psycopg://' or 'sqlite:///'",
@@ -361,13 +380,14 @@ def _database(settings: Settings) -> Iterator[Problem]:
 
 
 def _gate(settings: Settings) -> Iterator[Problem]:
+    """Check [gate]: paths without blanks, time-out, addresses, certificates."""
     gate = settings.gate
     for name in ("socket", "off_switch", "plugin_conf"):
         path = getattr(gate, name)
         if not os.path.isabs(path):
             yield Problem(("gate", name), f"'gate.{name}' must be an absolute path, not {path!r}")
         elif any(character.isspace() for character in path):
-            # The plugin reads its lines as words.
+            # The plugin splits its lines at blanks.
             yield Problem(("gate", name), f"'gate.{name}' holds a blank: choose another path")
     if not 1 <= gate.timeout_ms <= _LONGEST_TIMEOUT_MS:
         yield Problem(
@@ -393,6 +413,7 @@ def _gate(settings: Settings) -> Iterator[Problem]:
 
 
 def _mybrc(settings: Settings) -> Iterator[Problem]:
+    """Check [mybrc]."""
     mybrc = settings.mybrc
     if mybrc.listen and host_and_port(mybrc.listen) is None:
         yield Problem(
@@ -406,6 +427,7 @@ def _mybrc(settings: Settings) -> Iterator[Problem]:
 
 
 def _notices(settings: Settings) -> Iterator[Problem]:
+    """Check the URLs of the bank's webhook and remote server."""
     for key, address in (
         (("bank", "notify", "webhook"), settings.bank.notify.webhook),
         (("bank", "remote", "url"), settings.bank.remote.url),
@@ -422,11 +444,12 @@ def _notices(settings: Settings) -> Iterator[Problem]:
 
 
 _LONGEST_S: Final = 240.0
+"""Longest time-out of operations, in seconds: the daemon waits no longer."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 def action_problems(settings: Settings) -> Iterator[Problem]:
-    """All that is wrong with the settings of actions."""
+    """Yield errors in [actions] and in [access] administrators."""
     actions = settings.actions
     if not os.path.isabs(actions.programs_file):
         yield Problem(
@@ -451,7 +474,7 @@ def action_problems(settings: Settings) -> Iterator[Problem]:
         except ValueError:
             is_url = False
         if not is_url:
-            # The address is not shown: it may hold what only the site should know.
+            # The address is not shown: it may contain a secret.
             yield Problem(key, f"'{'.'.join(key)}' must be a URL: 'https://host/path'")
     if "" in settings.access.administrators:
         yield Problem(
@@ -461,7 +484,7 @@ def action_problems(settings: Settings) -> Iterator[Problem]:
 
 
 def rule_problems(settings: Settings) -> Iterator[Problem]:
-    """All that is wrong with the settings of rules; 'steward rules check' looks at the rules."""
+    """Yield errors in [rules]; 'steward rules check' checks the rules themselves."""
     rules = settings.rules
     for directory in rules.directories:
         if not os.path.isabs(directory):
@@ -489,12 +512,13 @@ def rule_problems(settings: Settings) -> Iterator[Problem]:
 
 
 _LEAST_INTERVAL_S: Final = 0.1
+"""Shortest poll interval of the sensor, in seconds."""
 _LONGEST_ADDRESS: Final = 107
-"""A Unix socket's path, unix(7)."""
+"""Longest path of a Unix socket, in bytes, see unix(7)."""
 
 
 def sensor_problems(settings: Settings) -> Iterator[Problem]:
-    """All that is wrong with the sensor's settings."""
+    """Yield errors in [sensor]."""
     sensor = settings.sensor
     if sensor.interval_s < _LEAST_INTERVAL_S:
         yield Problem(
@@ -507,7 +531,7 @@ def sensor_problems(settings: Settings) -> Iterator[Problem]:
                 ("sensor", name), f"'sensor.{name}' must be an absolute path, not {path!r}"
             )
         elif any(character.isspace() for character in path):
-            # slurmctld cuts a trigger's program into words, and knows no quotes.
+            # slurmctld splits a trigger's program at blanks and knows no quotes.
             yield Problem(("sensor", name), f"'sensor.{name}' holds a blank: choose another path")
     if os.path.basename(sensor.helper) != HELPER_NAME:
         yield Problem(
@@ -553,7 +577,7 @@ _OUR_OPTIONS = {
     "message.max.bytes": "max_message_bytes",
     "group.id": "group",
 }
-"""Settings of librdkafka that have a key of their own."""
+"""Options of librdkafka that have a key of their own, with that key."""
 _FIXED = frozenset(
     {
         "acks",
@@ -564,11 +588,11 @@ _FIXED = frozenset(
         "auto.offset.reset",
     }
 )
-"""What nothing would be kept for sure without."""
+"""Options of librdkafka that Steward sets so that no message is lost."""
 
 
 def sink_problems(key: KeyPath, sink: SinkSettings) -> Iterator[Problem]:
-    """All that is wrong with a sink by itself; paths of trees are looked at elsewhere."""
+    """Yield errors of one sink; ``checks.py`` checks the paths of files sinks."""
     if isinstance(sink, SearchSinkSettings):
         yield from _search_problems(key, sink)
     elif isinstance(sink, KafkaSinkSettings):
@@ -589,7 +613,7 @@ def _limit_problems(key: KeyPath, limit: LimitSettings) -> Iterator[Problem]:
 
 
 def broker_problems(key: KeyPath, broker: KafkaSettings) -> Iterator[Problem]:
-    """All that is wrong with how a Kafka cluster is reached."""
+    """Yield errors in the connection settings of a Kafka cluster."""
     name = ".".join(key)
     if not broker.servers:
         yield Problem(key, f"'{name}' names no broker: add servers = [\"kafka1:9092\"]")
@@ -622,6 +646,7 @@ def broker_problems(key: KeyPath, broker: KafkaSettings) -> Iterator[Problem]:
 
 
 def _search_problems(key: KeyPath, sink: SearchSinkSettings) -> Iterator[Problem]:
+    """Check a sink of a search server."""
     name = ".".join(key)
     if not sink.urls:
         yield Problem(key, f"'{name}' names no server: add urls = [\"https://search1:9200\"]")
@@ -648,6 +673,7 @@ def _search_problems(key: KeyPath, sink: SearchSinkSettings) -> Iterator[Problem
 
 
 def _check_address(key: KeyPath, url: str) -> Iterator[Problem]:
+    """Check the URL of a search server."""
     try:
         parts = urlsplit(url)
         port_is_right = parts.port is None or parts.port > 0

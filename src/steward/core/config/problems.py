@@ -1,8 +1,10 @@
-"""On which line of a TOML file each key stands, which the standard library's parser does not tell.
+"""Configuration problems, and the line of each key in a TOML file for error messages.
 
-The scan follows the grammar of TOML 1.0 (https://toml.io/en/v1.0.0) as far as
-keys need it: it steps over comments, every kind of string, arrays and inline
-tables. It is only right for text that ``tomllib`` accepts.
+``key_lines`` scans a TOML file for the line of each key, which the standard library's parser
+does not report. The scan follows the grammar of TOML 1.0 (https://toml.io/en/v1.0.0) as far
+as keys need it: it skips comments, every kind of string, arrays and inline tables. It is
+correct only for text that ``tomllib`` accepts. :class:`Problem` is the result of a check;
+``offered_check`` runs a check that another package offers by entry point.
 """
 
 import re
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 
 KeyPath = tuple[str, ...]
-"""The keys from the file's root down to a value, without the indexes of arrays."""
+"""Keys from the file's root down to a value, without the indexes of arrays."""
 
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -32,7 +34,7 @@ _PLAIN_VALUE = re.compile(r"[^,\]}#\n]*")
 
 
 def key_lines(text: str) -> dict[KeyPath, int]:
-    """The line, counted from 1, where each key and each table first stands.
+    """Return the line, counted from 1, of the first occurrence of each key and each table.
 
     Args:
         text: A file's content, which ``tomllib`` has accepted.
@@ -41,6 +43,8 @@ def key_lines(text: str) -> dict[KeyPath, int]:
 
 
 class _Scan:
+    """Scanner of a TOML text that records the line of each key and table."""
+
     def __init__(self, text: str) -> None:
         self.lines: dict[KeyPath, int] = {}
         self._text = text
@@ -70,7 +74,7 @@ class _Scan:
         return match[0]
 
     def _next(self, character: str) -> bool:
-        """Step over blanks and, where it follows, ``character``."""
+        """Skip blanks and ``character``, if it follows; return whether it did."""
         self._skip(_BLANK)
         if self._text.startswith(character, self._at):
             self._at += len(character)
@@ -78,6 +82,7 @@ class _Scan:
         return False
 
     def _key(self, table: KeyPath) -> KeyPath:
+        """Scan a dotted key, record its line, and return its path."""
         path = table
         while True:
             self._skip(_BLANK)
@@ -106,6 +111,7 @@ class _Scan:
             self._value(path)
 
     def _value(self, path: KeyPath) -> None:
+        """Skip a value, recording keys of inline tables."""
         if self._next("["):
             while not self._next("]") and self._at < len(self._text):
                 self._value(path)
@@ -123,15 +129,15 @@ class _Scan:
 
 
 CHECKS: Final = "steward.settings_check"
-"""The group of entry points of packages' own checks: each takes the settings, yields problems."""
+"""Entry point group of packages' own checks: each takes the settings and yields problems."""
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """Something wrong.
+    """An error in the configuration.
 
     Attributes:
-        key: The keys down to it.
-        what: What is wrong and what to do, in one line.
+        key: Keys down to the wrong value.
+        what: The error and what to do, in one line.
     """
 
     key: KeyPath
@@ -139,11 +145,11 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 def offered_check(name: str, key: KeyPath, settings: "Settings") -> Iterator[Problem]:
-    """Yield what a check that a package offers finds wrong.
+    """Run a check that a package offers by entry point, and yield its problems.
 
     Args:
-        name: Name of the offer.
-        key: The key to name if the check is not installed or cannot be imported.
+        name: Name of the entry point.
+        key: Key to report if the check is not installed or cannot be imported.
         settings: The settings.
     """
     try:

@@ -1,8 +1,8 @@
-"""Reads the configuration file, and says in one line what is wrong with it, and on which line.
+"""Configuration reader: parse steward.toml into Settings, with errors that name file and line.
 
-The file is TOML. Every key is checked by itself against the types in
-``config.py``, so that an error can name the key; what types cannot say is in
-``checks.py``.
+``load`` checks each key of the TOML file against the types of ``Settings``, so that an error
+names the key and suggests the nearest known one; then ``checks.py`` checks what types cannot
+express. ``render`` prints a configuration with the origin of each value.
 """
 
 import os
@@ -21,18 +21,20 @@ from steward.core.errors import UsageError
 from steward.core.section import Section
 
 DEFAULT_PATH = "/etc/steward/steward.toml"
+"""Default path of the configuration file."""
 _LARGEST = 1 << 20
+"""Largest configuration file, in bytes."""
 _SYNTAX_LINE = re.compile(r"(.*) \(at (?:line (\d+), column \d+|end of document)\)", re.DOTALL)
 
 
 class ConfigError(UsageError):
-    """The configuration cannot be used.
+    """The configuration is invalid.
 
     Args:
-        what: What is wrong and what to do about it.
+        what: The error and what to do about it.
         path: The file.
-        line: The line in it, from 1; 0 where no line is to blame.
-        key: The keys down to what is wrong.
+        line: Line in it, from 1; 0 if no line is to blame.
+        key: Keys down to the wrong value.
     """
 
     def __init__(self, what: str, path: str, line: int = 0, key: KeyPath = ()) -> None:
@@ -43,12 +45,12 @@ class ConfigError(UsageError):
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """A configuration and where its values come from.
+    """A configuration and the origin of its values.
 
     Attributes:
-        settings: Complete and checked.
-        path: The file; "" where there was none.
-        lines: The line in it of every key that it sets.
+        settings: The complete, checked settings.
+        path: The file; "" if there was none.
+        lines: Line of every key that the file sets.
     """
 
     settings: Settings
@@ -57,7 +59,7 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 def load(path: str) -> Settings:
-    """The settings that a file holds.
+    """Read and check a configuration file.
 
     Args:
         path: A TOML file.
@@ -70,7 +72,7 @@ def load(path: str) -> Settings:
 
 
 def load_with_lines(path: str) -> Loaded:
-    """As :func:`load`, with the line of every key."""
+    """Read and check a configuration file as :func:`load`, with the line of every key."""
     text = _read(path)
     tree = _parse(text, path)
     lines = key_lines(text)
@@ -90,17 +92,17 @@ def load_with_lines(path: str) -> Loaded:
 
 
 def error_at(problem: Problem, loaded: Loaded) -> ConfigError:
-    """What is wrong with a configuration, with the place in its file."""
+    """Make the error for a problem, with its place in the file."""
     line = _line_of(loaded.lines, problem.key)
     return ConfigError(problem.what, loaded.path, line, problem.key)
 
 
 def checked(settings: Settings, origin: str) -> Settings:
-    """Settings that were not read from a file, if nothing is wrong with them.
+    """Check settings that were not read from a file, and return them.
 
     Args:
-        settings: What to check.
-        origin: Where they come from, to begin the error with ("command line").
+        settings: Settings to check.
+        origin: Their origin, which begins the error message ("command line").
 
     Raises:
         ConfigError: As :func:`load`.
@@ -111,11 +113,12 @@ def checked(settings: Settings, origin: str) -> Settings:
 
 
 def render(loaded: Loaded) -> str:
-    """The whole configuration as TOML, each value with where it comes from as a comment."""
+    """Render the whole configuration as TOML, with the origin of each value as a comment."""
     return "\n".join(_render_table(loaded.settings, (), loaded)) + "\n"
 
 
 def _read(path: str) -> str:
+    """Read a configuration file as text."""
     try:
         with open(path, "rb") as file:
             data = file.read(_LARGEST + 1)
@@ -134,6 +137,7 @@ def _read(path: str) -> str:
 
 
 def _parse(text: str, path: str) -> dict[str, Any]:
+    """Parse TOML; errors name file and line."""
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -146,14 +150,14 @@ def _parse(text: str, path: str) -> dict[str, Any]:
 
 
 def _line_of(lines: dict[KeyPath, int], key: KeyPath) -> int:
-    """The line of a key, or of the innermost table around it that the file has."""
+    """Return the line of a key, or of the innermost table around it that the file has."""
     while key and key not in lines:
         key = key[:-1]
     return lines.get(key, 0)
 
 
 class _Wrong(Exception):
-    """A key or value that has no place in the settings."""
+    """A key or value does not match the settings' types."""
 
     def __init__(self, what: str, key: KeyPath) -> None:
         super().__init__(what)
@@ -166,6 +170,7 @@ def _name(key: KeyPath) -> str:
 
 
 def _check_table(table: dict[str, Any], section: type[Section], key: KeyPath) -> None:
+    """Check keys and values of a table against a section's fields."""
     fields = {field.name: field for field in msgspec.structs.fields(section)}
     for name, value in table.items():
         here = (*key, name)
@@ -183,7 +188,7 @@ def _unknown(key: KeyPath, fields: dict[str, Any]) -> str:
 
 
 def _nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that is most like a misspelt one; "" if none is."""
+    """Return the known name most similar to a misspelt one; "" if none is similar."""
     import difflib
 
     near = difflib.get_close_matches(name, known, n=1)
@@ -191,6 +196,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _check_value(value: Any, kind: Any, key: KeyPath) -> None:
+    """Check a value against a field's type."""
     if isinstance(kind, type) and issubclass(kind, Section):
         if not isinstance(value, dict):
             raise _Wrong(f"{_name(key)!r} must be a table [{_name(key)}]", key)
@@ -210,7 +216,7 @@ def _check_value(value: Any, kind: Any, key: KeyPath) -> None:
 
 
 def _of_kind(kind: Any, value: Any, key: KeyPath) -> Any:
-    """Of tables that differ by their ``kind`` the one that a value is; the first where none is."""
+    """Select the section type that a table's ``kind`` names; the first if it names none."""
     if get_origin(kind) not in (Union, UnionType):
         return kind
     by_name = {str(section.__struct_config__.tag): section for section in get_args(kind)}
@@ -232,6 +238,7 @@ def _check_texts(value: Any, key: KeyPath) -> None:
 
 
 def _wrong_type(value: Any, kind: Any, key: KeyPath) -> str:
+    """Describe a value of the wrong type, with the nearest valid choice."""
     wanted = f"{_name(key)!r} must be {_words(kind)}"
     if get_origin(kind) is Literal and isinstance(value, str):
         near = _nearest(value, get_args(kind))
@@ -248,7 +255,7 @@ _WORDS = {str: "text in quotes", int: "a whole number", float: "a number", bool:
 
 
 def _words(kind: Any) -> str:
-    """What a TOML value of this type is, in words."""
+    """Describe the TOML values that a type accepts, for error messages."""
     if get_origin(kind) in (Union, UnionType):
         return " or ".join(_words(arg) for arg in get_args(kind) if arg is not NoneType)
     if get_origin(kind) is Literal:
@@ -265,6 +272,7 @@ def _describe(value: Any) -> str:
 
 
 def _render_table(section: Section, key: KeyPath, loaded: Loaded) -> list[str]:
+    """Render a section as lines of TOML, subsections last."""
     values = []
     tables: list[str] = []
     config = section.__struct_config__
@@ -300,11 +308,11 @@ def _line(name: str, value: Any, key: KeyPath, loaded: Loaded) -> str:
 
 
 def _literal(value: Any) -> str:
-    """A value in TOML's notation."""
+    """Render a value as TOML."""
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_literal, value)) + "]"
     if isinstance(value, str):
-        # JSON's escapes are TOML's too; JSON lets DEL stand, TOML does not.
+        # JSON's escapes are valid in TOML too; JSON allows a raw DEL, TOML does not.
         return msgspec.json.encode(value).decode().replace("\x7f", "\\u007F")
     if isinstance(value, bool):
         return "true" if value else "false"

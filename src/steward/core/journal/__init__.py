@@ -1,8 +1,7 @@
-"""The journal: every event, durable before anything acts on it.
+"""The journal: a durable log of every event, written before anything acts on the event.
 
-``store`` is the SQLite file and its one writer, ``reading`` its many readers;
-``server`` is the process that owns the writer; ``link`` is how every other
-process reaches it.
+``store`` is the SQLite file with its one writer, ``reader`` serves the many readers;
+``server`` is the process that owns the writer; ``client`` connects other processes to it.
 """
 
 from steward.core.journal.client import JournalLink

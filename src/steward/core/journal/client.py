@@ -1,9 +1,10 @@
-"""How a process reaches the journal's writer: a Unix socket in the state directory.
+"""Journal client: connection of a process to the journal's writer over a Unix socket.
 
-Frames are a 4-byte little-endian length and a MessagePack array. Whoever
-appends waits for the answer, which comes when the events are durable; if the
-writer is restarted meanwhile the events are sent again, which their keys make
-harmless. Many events go in several frames, one after the other's answer.
+:class:`JournalLink` appends events, reports a consumer's position and waits for new events.
+The frame format is here too, for client and server: a 4-byte little-endian length and a
+MessagePack array. An append waits for the answer, which comes when the events are durable; if
+the writer restarts meanwhile, the client sends the events again, which their keys make
+harmless. Many events go in several frames, each after the previous answer.
 """
 
 import os
@@ -21,29 +22,32 @@ from steward.core.journal.store import JournalError, JournalUnavailable, Row, ro
 from steward.core.waits import Backoff, Stop
 
 SOCKET = "journal.sock"
+"""Name of the journal server's socket in the state directory."""
 LARGEST_FRAME = 64 * 1024 * 1024
+"""Largest frame, in bytes."""
 FRAME_BYTES = 4 * 1024 * 1024
-"""About so much is sent at once: the writer holds what all others send it in memory."""
+"""Approximate size of one append: the writer holds what all clients send in memory."""
 _ROW_BYTES = 32
-"""What MessagePack adds to a row's own bytes, at the most; a frame's head needs no more."""
+"""Most bytes that MessagePack adds to a row; a frame's head needs no more."""
 _HEADER = struct.Struct("<I")
 _ANSWER_TIMEOUT_S = 30.0
+"""Longest wait for an answer of the writer, in seconds."""
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack: "msgspec.msgpack.Decoder[list[Any]]" = msgspec.msgpack.Decoder(list[Any])
 
 
 def frame(message: Sequence[Any]) -> bytes:
-    """One message as it goes over the wire."""
+    """Encode one message as a frame."""
     body = _pack(message)
     return _HEADER.pack(len(body)) + body
 
 
 def frames_of(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    """Rows by the frame, each as many as about :data:`FRAME_BYTES` hold.
+    """Split rows into frames of about :data:`FRAME_BYTES`.
 
     Raises:
-        JournalError: No frame can hold one of them.
+        JournalError: One row is larger than a frame can hold.
     """
     start = size = 0
     for number, (kind, cluster, key, data) in enumerate(rows):
@@ -61,13 +65,13 @@ def frames_of(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
 
 
 class Frames:
-    """Cuts a byte stream into messages."""
+    """Decoder that cuts a byte stream into messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[list[Any]]:
-        """The messages that ``data`` completes.
+        """Add received bytes; return the messages that they complete.
 
         Raises:
             JournalError: A frame is too large or is not a MessagePack array.
@@ -91,12 +95,12 @@ class Frames:
 
 
 class JournalLink:
-    """One process's (or thread's) connection to the writer.
+    """Connection of one process or thread to the journal's writer.
 
     Args:
-        state_dir: The directory that holds the journal.
+        state_dir: Directory of the journal.
         stop: Ends every wait.
-        subscribe: Whether to be told of new events, see :meth:`wait`.
+        subscribe: Whether to receive the journal's head when it moves, see :meth:`wait`.
     """
 
     def __init__(self, state_dir: str, stop: Stop, *, subscribe: bool = False) -> None:
@@ -111,20 +115,21 @@ class JournalLink:
         self._standings: dict[str, tuple[Any, ...]] = {}
 
     def append(self, new: Iterable[Event]) -> None:
-        """Append events; returns when they are durable. Tries until the Stop is raised.
+        """Append events; return when they are durable. Retries until the Stop is set.
 
         Raises:
             JournalError: An event is larger than the journal takes; none was appended.
-            JournalUnavailable: The Stop was raised before the events were durable.
+            JournalUnavailable: The Stop was set before the events were durable.
         """
         self.append_rows(rows_of(new))
 
     def append_rows(self, rows: Sequence[Row]) -> None:
-        """As :meth:`append`, for events that are encoded already."""
+        """Append events that are encoded already, as :meth:`append` does."""
         for some in list(frames_of(rows)):
             self._append_patiently(some)
 
     def _append_patiently(self, rows: Sequence[Row]) -> None:
+        """Append one frame of rows, retrying with back-off until the Stop is set."""
         backoff = Backoff()
         while True:
             try:
@@ -141,12 +146,12 @@ class JournalLink:
     def tell(self, *message: Any) -> None:
         """Send a message that has no answer; lost if the writer is away, so it must be repeatable.
 
-        The messages are those of ``JournalServer``: passed, aside, revived. The last "passed" of
-        a consumer is said again on every new connection. Only "aside" is waited for: the cursor
-        moves behind it, so nothing would ever say it again.
+        The messages are those of ``JournalServer``: passed (a consumer's position), aside (a
+        dead letter), revived. A new connection repeats each consumer's last "passed". Only
+        "aside" is waited for: the cursor moves past the event, so nothing would repeat it.
 
         Raises:
-            JournalUnavailable: An "aside" could not be written down now.
+            JournalUnavailable: An "aside" could not be written now.
         """
         if message[0] == "aside":
             try:
@@ -159,11 +164,11 @@ class JournalLink:
         try:
             self._send(frame(message))
         except (OSError, JournalUnavailable):
-            # The consumer's own cursor is the truth; the next connection tells of it.
+            # The consumer's own cursor is authoritative; the next connection reports it.
             self.close()
 
     def ask(self, verb: str, *args: Any) -> Any:
-        """Have the writer do something (replay, forget), once.
+        """Send the writer a command (replay, forget) and return its answer; no retry.
 
         Raises:
             JournalError: The writer refused.
@@ -172,12 +177,12 @@ class JournalLink:
         return self._ask(verb, list(args))
 
     def wait(self, seen: int, timeout_s: float) -> int:
-        """Wait until the journal's head is beyond ``seen``, the time is over or the Stop raised.
+        """Wait until the journal's head is beyond ``seen``, time is over or the Stop is set.
 
-        It also ends when dead letters are to be tried again, of whichever consumer.
+        Also returns when dead letters of any consumer are to be retried.
 
         Returns:
-            The journal's head as far as it is known.
+            Last known head of the journal.
         """
         until = time.monotonic() + timeout_s
         try:
@@ -186,7 +191,7 @@ class JournalLink:
                 if self._receive(until - time.monotonic(), answer=0) is None:
                     break
         except (OSError, JournalUnavailable):
-            # The writer is being restarted; the caller finds new events by reading.
+            # The writer is restarting; the caller finds new events by reading.
             self.close()
             self._stop.wait(min(timeout_s, 0.2))
             return seen + 1
@@ -194,13 +199,14 @@ class JournalLink:
         return self._head
 
     def close(self) -> None:
-        """Drop the connection; the next call makes a new one."""
+        """Close the connection; the next call opens a new one."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
         self._frames = Frames()
 
     def _connect(self) -> socket.socket:
+        """Connect if needed; subscribe and repeat the consumers' positions."""
         if self._socket is None:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             connection.settimeout(_ANSWER_TIMEOUT_S)
@@ -213,8 +219,8 @@ class JournalLink:
                     os.close(fd)
                 if self._subscribe:
                     connection.sendall(frame(["subscribe"]))
-                # The writer gathers standings before it writes them down: one that ended took
-                # some with it, and a consumer at the end of the journal has nothing new to say.
+                # The writer collects positions before it writes them: a restart loses some, and a
+                # consumer at the end of the journal has no new one to report.
                 for standing in self._standings.values():
                     connection.sendall(frame(standing))
             except OSError as error:
@@ -230,6 +236,7 @@ class JournalLink:
         self._connect().sendall(data)
 
     def _ask(self, verb: str, argument: Any) -> Any:
+        """Send a numbered request and wait for its answer."""
         self._number += 1
         number = self._number
         try:
@@ -250,7 +257,7 @@ class JournalLink:
         return answer[2]
 
     def _receive(self, timeout_s: float, *, answer: int) -> list[Any] | None:
-        """Take in what has come; the answer of that number, [] for other news, None for none."""
+        """Read messages: return the answer of that number, [] for other news, None for none."""
         connection = self._connect()
         poller = select.poll()
         poller.register(connection, select.POLLIN)

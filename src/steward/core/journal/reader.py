@@ -1,4 +1,8 @@
-"""The journal as everybody but its writer sees it: read-only, beside the one who writes."""
+"""Journal reader: read-only queries of events, consumers, dead letters and backlogs.
+
+:class:`JournalReader` opens the SQLite file beside the writer; consumers, status pages and
+commands use it. ``refill_command`` names the command that makes up for trimmed events.
+"""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -12,33 +16,35 @@ from steward.core.events import ARCHIVE_RESEND, JOB_SCRIPT, Event, EventError, U
 from steward.core.sqlite import Connection, open_reader, translated
 
 FILENAME = "journal.db"
+"""Name of the journal's file in the state directory."""
 _RATE_HOLDS_S = 60
+"""Age, in seconds, above which a reported rate counts as 0."""
 _MOST_BYTES = 4 << 20
-"""About how much is read at once: decoded it takes several times that, in every consumer."""
+"""Approximate most bytes of one read: decoded, each consumer needs several times that."""
 
 
 class ConsumerStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a consumer stands.
+    """Status of a consumer.
 
     Attributes:
-        name: The consumer.
-        position: The last event that it put to use.
-        behind: How many events it has still to see.
-        state: ``running``, or ``waiting`` where something it needs is away.
-        detail: Why it is waiting.
-        since: When it went into this state, seconds since the epoch.
+        name: Name of the consumer.
+        position: Position of the last event that it applied.
+        behind: Number of events after its position.
+        state: ``running``, or ``waiting`` while a dependency is unavailable.
+        detail: Reason for waiting.
+        since: Start of this state, seconds since the epoch.
         detached: Whether the journal no longer waits for it.
-        dead: How many events were set aside for it.
-        missed: How many events were trimmed, while it was detached, before it saw them: what
-            it keeps has to be filled up (``steward archive resend``) or, of the catalogue,
-            to be made anew (``steward archive reindex``).
-        missed_from: When the first job of those was submitted, seconds since the epoch; 0
-            where nothing of a job was missed.
-        rate: How many events a second it puts to use, over the last minute; each script of
-            an order to send or to purge counts.
-        error: What went wrong last, also where it went on since; "" for nothing.
-        error_at: When that was, seconds since the epoch; 0 for never.
-        oldest: When the first event that it has still to see was seen; None for none.
+        dead: Number of its dead letters.
+        missed: Number of events that were trimmed, while it was detached, before it read them:
+            refill its sink (``steward archive resend``) or, for the catalog, rebuild it
+            (``steward archive reindex``).
+        missed_from: Submit time of the first job among those, seconds since the epoch; 0 if
+            they concern no job.
+        rate: Events applied per second, over the last minute; each script of a resend or
+            purge event counts.
+        error: Last error, even if solved since; "" for none.
+        error_at: Time of that error, seconds since the epoch; 0 for never.
+        oldest: Time its first outstanding event was seen; None for none.
     """
 
     name: str
@@ -58,12 +64,12 @@ class ConsumerStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backlog(msgspec.Struct, frozen=True, kw_only=True):
-    """What a sink has still to put to use.
+    """Events that a sink has still to apply.
 
     Attributes:
-        events: How many events.
-        scripts: How many scripts are in them, to be archived for the first time or again.
-        oldest: When the oldest of them was seen; None for none.
+        events: Number of events.
+        scripts: Number of scripts in them, to be archived for the first time or again.
+        oldest: Time the oldest of them was seen; None for none.
     """
 
     events: int
@@ -72,17 +78,17 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
-    """An event that a consumer could not put to use.
+    """An event that a consumer rejected.
 
     Attributes:
-        consumer: Who could not.
-        id: The event's position.
-        kind: The event's kind.
-        cluster: The event's cluster.
-        key: The event's key.
-        error: What went wrong the last time.
-        since: When it was set aside, seconds since the epoch.
-        replay: Whether it is to be tried again.
+        consumer: Name of the consumer.
+        id: Position of the event.
+        kind: Kind of the event.
+        cluster: Cluster of the event.
+        key: Key of the event.
+        error: Last error.
+        since: Time of the rejection, seconds since the epoch.
+        replay: Whether it is to be retried.
     """
 
     consumer: str
@@ -96,7 +102,7 @@ class DeadLetter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def event_of(row: tuple[int, str, str, str, bytes]) -> Event:
-    """One bad row must not block the next: it becomes an event that says what is wrong with it."""
+    """Decode a row; a bad row becomes an event with its error, so it cannot block the next."""
     try:
         return events.decode(*row)
     except EventError as error:
@@ -114,10 +120,10 @@ def event_of(row: tuple[int, str, str, str, bytes]) -> Event:
 
 
 class JournalReader:
-    """Reads the journal, beside its writer.
+    """Read access to the journal, beside its writer.
 
     Args:
-        state_dir: The directory that holds the journal.
+        state_dir: Directory of the journal.
 
     Raises:
         SqliteUnavailable: There is no journal yet.
@@ -128,16 +134,16 @@ class JournalReader:
         self._db: Connection = open_reader(self.path)
 
     def _rows(self, statement: str, values: tuple[object, ...] = ()) -> list[Any]:
-        """What a question answers; every error names the file."""
+        """Run a query; every error names the file."""
         with translated(self.path):
             rows: list[Any] = self._db.execute(statement, values).fetchall()
         return rows
 
     def read(self, after: int, kinds: Iterable[str], limit: int) -> tuple[list[Event], int]:
-        """The next events of these kinds.
+        """Return the next events of these kinds after a position.
 
         Returns:
-            The events, and the position up to which all was looked at.
+            The events, and the position up to which all events were examined.
         """
         head = self.head()
         with translated(self.path):
@@ -152,12 +158,12 @@ class JournalReader:
         return [event_of(row) for row in rows], upto
 
     def head(self) -> int:
-        """Position of the last event ever appended; 0 for none."""
+        """Return the position of the last event ever appended; 0 for none."""
         rows = self._rows("SELECT seq FROM sqlite_sequence WHERE name = 'event'")
         return int(rows[0][0]) if rows else 0
 
     def known(self, cluster: str, key: str) -> bool:
-        """Whether an event of this key was ever appended, as far as it is remembered."""
+        """Return whether an event of this key was ever appended, as far as keys are remembered."""
         rows = self._rows(
             "SELECT 1 FROM event WHERE cluster = ?1 AND key = ?2 UNION ALL "
             "SELECT 1 FROM remembered WHERE cluster = ?1 AND key = ?2 LIMIT 1",
@@ -166,12 +172,12 @@ class JournalReader:
         return bool(rows)
 
     def present(self, cluster: str, key: str) -> bool:
-        """Whether the event of this key is still here, so that its bytes are kept."""
+        """Return whether the event of this key is not trimmed, so that its bytes are there too."""
         rows = self._rows("SELECT 1 FROM event WHERE cluster = ? AND key = ?", (cluster, key))
         return bool(rows)
 
     def replays(self, name: str) -> list[Event]:
-        """The dead letters of a consumer that are to be tried again."""
+        """Return a consumer's dead letters that are marked for a retry."""
         rows = self._rows(
             "SELECT id, kind, cluster, key, data FROM dead WHERE consumer = ? AND replay = 1",
             (name,),
@@ -179,7 +185,7 @@ class JournalReader:
         return [event_of(row) for row in rows]
 
     def dead(self, name: str = "") -> list[DeadLetter]:
-        """What was set aside, for one consumer or all."""
+        """Return the dead letters of one consumer, or of all."""
         rows = self._rows(
             "SELECT consumer, id, kind, cluster, key, error, since, replay FROM dead "
             "WHERE ?1 = '' OR consumer = ?1 ORDER BY consumer, id",
@@ -192,12 +198,12 @@ class JournalReader:
         ]
 
     def consumers(self) -> list[ConsumerStatus]:
-        """Where every consumer stands."""
+        """Return the status of every consumer."""
         rows = self._rows(
             "SELECT name, position, "
             "(SELECT count(*) FROM event WHERE id > position), state, detail, since, "
             "(SELECT count(*) FROM dead WHERE dead.consumer = name), missed, missed_from, "
-            # Nothing is told while there is nothing to do, nor by one that has ended.
+            # A consumer that is idle or has ended reports no rate: an old one counts as 0.
             "iif(told < ?, 0.0, rate), error, error_at, detached "
             "FROM consumer ORDER BY name",
             (int(utc_now().timestamp()) - _RATE_HOLDS_S,),
@@ -214,7 +220,7 @@ class JournalReader:
         ]
 
     def _seen_behind(self, position: int) -> datetime | None:
-        """When the first event behind a position was seen."""
+        """Return the time the first event behind a position was seen."""
         found = self._rows(
             "SELECT id, kind, cluster, key, data FROM event WHERE id > ? ORDER BY id LIMIT 1",
             (position,),
@@ -222,12 +228,12 @@ class JournalReader:
         return event_of(found[0]).seen_at if found else None
 
     def backlog(self, sink: str, after: int, kinds: Iterable[str]) -> Backlog:
-        """What the sink of that name, which takes these kinds, has still to put to use.
+        """Count the events that a sink has still to apply.
 
         Args:
-            sink: The sink's name, as orders to send again have it.
-            after: Position of the last event that it put to use.
-            kinds: What it takes.
+            sink: Name of the sink, as in archive.resend events.
+            after: Position of the last event that it applied.
+            kinds: Event kinds that it takes.
         """
         wanted = _json(sorted(kinds))
         # CAST, since SQLite may take JSON in a BLOB for its own binary form.
@@ -246,11 +252,11 @@ class JournalReader:
         return Backlog(events=count, scripts=scripts, oldest=oldest)
 
     def oldest(self) -> int:
-        """Position of the oldest event that is still here; 0 for none."""
+        """Return the position of the oldest event not yet trimmed; 0 for none."""
         return int(self._rows("SELECT ifnull(min(id), 0) FROM event")[0][0])
 
     def count(self) -> int:
-        """How many events are here."""
+        """Return the number of events not yet trimmed."""
         return int(self._rows("SELECT count(*) FROM event")[0][0])
 
     def close(self) -> None:
@@ -259,12 +265,12 @@ class JournalReader:
 
 
 def refill_command(consumer: str, missed_from: int = 0) -> str:
-    """The command that makes up for what a detached consumer missed.
+    """Return the command that refills what a detached consumer missed.
 
     Args:
-        consumer: Its name.
-        missed_from: When the oldest job of what it missed was submitted, seconds since the
-            epoch; 0 if that is not known.
+        consumer: Name of the consumer.
+        missed_from: Submit time of the oldest job that it missed, seconds since the epoch; 0 if
+            unknown.
     """
     _, _, sink = consumer.partition("archive.")
     if not sink:
@@ -278,7 +284,7 @@ def _json(value: object) -> str:
 
 
 def _within(rows: Iterable[Any], most_bytes: int) -> Iterator[Any]:
-    """The first rows, one at least, that have so many bytes of data together."""
+    """Yield rows until their data exceeds ``most_bytes``, at least one."""
     size = 0
     for row in rows:
         yield row

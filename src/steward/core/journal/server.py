@@ -1,8 +1,10 @@
-"""The process that owns the journal: commits what is waiting at once, tells who wants to know.
+"""Journal server: the process that owns the journal, commits appends, trims and limits its size.
 
-There is no timer before a commit: while one commit is under way the next
-events gather, so batches grow with the load by themselves. Events that every
-consumer has passed are trimmed together with their kept bytes.
+:class:`JournalServer` serves the socket that ``client.py`` connects to. A commit needs no
+timer: events that arrive during one commit form the next batch, so batches grow with the
+load. ``trim`` deletes events that every consumer has passed, with the script bytes that they
+refer to; ``bound`` keeps journal and bytes below ``max_bytes`` by detaching consumers that
+can be refilled. ``take_lock`` ensures one Steward for each state directory.
 """
 
 import errno
@@ -27,23 +29,25 @@ from steward.core.sqlite import SqliteError
 from steward.core.waits import Backoff, Stop
 
 _BATCH = 1000
+"""Events that one trim deletes."""
 _REMEMBER_S = 90 * 86400
-"""How long the key of a removed event is known, in seconds."""
+"""How long the journal remembers the key of a trimmed event, in seconds."""
 SINK = "archive."
-"""What the names of sinks begin with."""
+"""Prefix of the consumer names of sinks."""
 CATALOGUE = "catalogue"
+"""Name of the consumer that feeds the catalog."""
 
 
 def remove_old(journal: Journal, stores: Stores, *, keep_s: float) -> bool:
-    """Remove one batch of passed events and one of keys that nothing repeats any more.
+    """Delete one batch of passed events and one of keys that no source repeats any more.
 
     Args:
         journal: The journal.
-        stores: Where kept bytes lie.
-        keep_s: How long an event stays that every consumer has passed, in seconds.
+        stores: Incoming stores of script bytes.
+        keep_s: How long an event stays after every consumer has passed it, in seconds.
 
     Returns:
-        Whether there may be more to remove now.
+        Whether there may be more to delete now.
 
     Raises:
         Unavailable: The journal cannot be written now.
@@ -53,23 +57,23 @@ def remove_old(journal: Journal, stores: Stores, *, keep_s: float) -> bool:
 
 
 def trim(journal: Journal, stores: Stores, *, keep_s: float, dead: bool = False) -> int:
-    """Remove one batch of events older than ``keep_s`` seconds that every consumer has passed.
+    """Delete one batch of events older than ``keep_s`` seconds that every consumer has passed.
 
-    A script that was set aside stays, with its bytes, until it was replayed or purged;
-    with ``dead`` it goes like all others.
+    A script among the dead letters stays, with its bytes, until it is replayed or purged; with
+    ``dead`` it is deleted too.
 
-    Bytes go first: an event whose bytes are gone harms nobody who has passed it,
-    bytes without an event would be taken for a crash's leavings.
+    Bytes are deleted first: an event without bytes harms nobody who has passed it, while bytes
+    without an event would look like the remains of a crash.
 
     Returns:
-        How many events were removed.
+        Number of deleted events.
 
     Raises:
         Unavailable: The journal cannot be written now.
     """
     now = utc_now().timestamp()
-    # What claims to be seen later than now came from a clock that was ahead, here or on
-    # another host: how old it is nobody can tell, and it must not stay for years.
+    # A time in the future came from a clock that was ahead, here or on another host: its age
+    # is unknown, and it must not stay for years.
     old = [
         event
         for event in journal.trimmable(_BATCH, dead=dead)
@@ -85,26 +89,26 @@ def trim(journal: Journal, stores: Stores, *, keep_s: float, dead: bool = False)
 
 
 def _unlink(stores: Stores, body: JobScript) -> None:
+    """Delete the script bytes of a trimmed event."""
     kept = [k.path for k in (body.script, body.environment) if k]
     try:
         stores.get(body.store).unlink(kept)
     except Unavailable as error:
-        # The next start removes bytes whose event is known and gone; others must not wait.
+        # The next start deletes bytes whose event was trimmed; other events must not wait.
         log.warning("the bytes of job %d are left for now: %s", body.job_id, error)
     except StoreError as error:
-        # Its sink was taken out of the configuration. Nothing can be removed there any more,
-        # and the journal must go on for all others.
+        # Its sink was removed from the configuration. Nothing can be deleted there any more, and
+        # the journal must go on for all others.
         log.warning("the bytes of job %d are left where they are: %s", body.job_id, error)
 
 
 def bound(journal: Journal, stores: Stores, *, max_bytes: int) -> bool:
-    """Hold journal and kept bytes below ``max_bytes``, one step a call.
+    """Keep journal and incoming bytes below ``max_bytes``, one step a call.
 
-    First goes what is only kept for a while, and what was set aside, where a sink of
-    files has it. Then a consumer that is behind is
-    detached, if what it misses can be had again: the catalogue is made anew from
-    the archive, and a sink is refilled from one of files that is ahead of it. What
-    no such sink has is never let go of: then the log says what stands in the way.
+    First it trims passed events at once, and dead letters of which a files sink has a copy.
+    Then it detaches a consumer that is behind, if it can be refilled: the catalog from the
+    archive, a sink from a files sink that is ahead of it. It never gives up what no such sink
+    has: then it logs which consumer is in the way.
 
     Returns:
         Whether there may be more to do: call again soon.
@@ -115,7 +119,7 @@ def bound(journal: Journal, stores: Stores, *, max_bytes: int) -> bool:
     size = journal.size_bytes() + sum(store.kept_bytes() for store in stores)
     if size <= max_bytes:
         return False
-    # Only of sinks of files bytes can be had again, and each of them has a store.
+    # Only files sinks can give bytes back, and each of them has a store.
     files = frozenset(store.name for store in stores)
     is_filed = any(name in files for name in journal.attached())
     if trim(journal, stores, keep_s=0.0, dead=is_filed):
@@ -155,21 +159,22 @@ def _can_be_had_again(
 
 _LOCK = "journal.lock"
 _WAIT_S = 10.0
+"""Longest wait for the lock of a predecessor that is ending, in seconds."""
 
 
 class StateLock:
-    """The held lock; closing it lets it go, as does the process's end."""
+    """The held lock of a state directory; closing it or ending the process releases it."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def close(self) -> None:
-        """Let the lock go."""
+        """Release the lock."""
         os.close(self._fd)
 
 
 def take_lock(state_dir: str, wait_s: float = _WAIT_S) -> StateLock:
-    """Take the state directory's lock, waiting a little for a predecessor that is ending.
+    """Lock the state directory, waiting a little for a predecessor that is ending.
 
     Raises:
         JournalUnavailable: Another Steward holds it, or the directory cannot be used.
@@ -201,12 +206,15 @@ def take_lock(state_dir: str, wait_s: float = _WAIT_S) -> StateLock:
 log = logging.getLogger(__name__)
 
 _MOST_CONNECTIONS = 64
+"""Most client connections."""
 _BATCH_EVENTS = 500
+"""Events after which a commit takes no further append."""
 _LONGEST_HOLD_S = 3600.0
+"""Longest time that a backup may stop trimming, in seconds."""
 
 
 class _Peer:
-    """One connection, with what it still has to be sent."""
+    """One client connection, with its unsent output."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
@@ -216,14 +224,14 @@ class _Peer:
 
 
 class JournalServer:
-    """Serves the journal to the other processes of one Steward.
+    """Server of the journal for the other processes of one Steward.
 
     Args:
-        state_dir: The directory that holds the journal.
-        settings: When to trim and to detach.
-        stores: Where kept bytes lie, to unlink them when their event is trimmed.
+        state_dir: Directory of the journal.
+        settings: Limits for trimming and detaching.
+        stores: Incoming stores, whose bytes are deleted when their event is trimmed.
         trim_every_s: Time between two trims, in seconds.
-        flush_every_s: Time between two writes of the consumers' cursors, in seconds.
+        flush_every_s: Time between two writes of the consumers' positions, in seconds.
     """
 
     def __init__(
@@ -253,20 +261,20 @@ class JournalServer:
         self._listener = _listen(state_dir)
 
     def run(self, stop: Stop, beat: "Any" = None) -> None:
-        """Serve until the Stop is raised; then commit what came in and return."""
+        """Serve until the Stop is set; then commit what came in and return."""
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         self._selector.register(stop.fd, selectors.EVENT_READ, None)
         while not stop.is_set():
             if beat is not None:
                 beat()
             self._turn(stop, self._timeout_s())
-        # The last words of processes that are stopping at the same time.
+        # Last messages of processes that stop at the same time.
         self._turn(None, 0.05)
         self._flush_standings()
         self.close()
 
     def close(self) -> None:
-        """Close everything and let the lock go."""
+        """Close all connections and files, and release the lock."""
         for peer in list(self._peers.values()):
             self._drop(peer)
         self._selector.close()
@@ -282,6 +290,7 @@ class JournalServer:
         return max(0.0, due - now)
 
     def _turn(self, stop: Stop | None, timeout_s: float) -> None:
+        """Handle ready sockets, then commit, flush positions and trim if due."""
         for key, mask in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
                 self._accept()
@@ -300,6 +309,7 @@ class JournalServer:
             self._housekeeping()
 
     def _accept(self) -> None:
+        """Accept a client connection, unless there are too many."""
         connection, _ = self._listener.accept()
         if len(self._peers) >= _MOST_CONNECTIONS:
             connection.close()
@@ -310,6 +320,7 @@ class JournalServer:
         self._selector.register(connection, selectors.EVENT_READ, peer)
 
     def _read(self, peer: _Peer) -> None:
+        """Read and handle a client's messages; drop the client on errors."""
         try:
             data = peer.socket.recv(1 << 20)
             messages = peer.frames.feed(data) if data else []
@@ -331,6 +342,7 @@ class JournalServer:
                 return
 
     def _handle(self, peer: _Peer, message: list[Any]) -> None:
+        """Queue an append, or handle a message at once."""
         verb = message[0]
         if verb == "append":
             rows = msgspec.convert(message[2], list[Row])
@@ -348,6 +360,7 @@ class JournalServer:
             self._answer(peer, verb, message[1], message[2])
 
     def _answer(self, peer: _Peer, verb: str, number: int, args: list[Any]) -> None:
+        """Run a command and send its result or error."""
         try:
             if verb == "forget":
                 runner = self._running.get(args[0])
@@ -369,7 +382,7 @@ class JournalServer:
                 self._journal.refilled(*args)
                 result = True
             elif verb == "hold":
-                # A backup copies what events tell of: none of it may be removed meanwhile.
+                # A backup copies the bytes that events refer to: none may be deleted meanwhile.
                 self._trim_at = time.monotonic() + min(float(args[0]), _LONGEST_HOLD_S)
                 result = True
             elif verb == "standings":
@@ -383,6 +396,7 @@ class JournalServer:
             self._send(peer, ["ok", number, result])
 
     def _commit(self) -> None:
+        """Commit waiting appends in one transaction, and answer their clients."""
         taken: list[tuple[_Peer, int, list[Row]]] = []
         rows: list[Row] = []
         for entry in self._waiting:
@@ -420,6 +434,7 @@ class JournalServer:
         self._write(peer)
 
     def _write(self, peer: _Peer) -> None:
+        """Send pending output; watch for writability while some is left."""
         try:
             sent = peer.socket.send(peer.out)
             del peer.out[:sent]
@@ -439,6 +454,7 @@ class JournalServer:
             peer.socket.close()
 
     def _flush_standings(self) -> None:
+        """Write the collected positions of consumers to the journal."""
         self._flush_at = time.monotonic() + self._flush_every_s
         standings, self._standings = self._standings, {}
         try:
@@ -449,19 +465,21 @@ class JournalServer:
             self._standings = {**standings, **self._standings}
 
     def _housekeeping(self) -> None:
+        """Trim, limit the size and shrink the file, one step a turn."""
         try:
             more = remove_old(self._journal, self._stores, keep_s=self._settings.keep_s)
             more |= bound(self._journal, self._stores, max_bytes=self._settings.max_bytes)
             if not self._waiting and not self._selector.select(0):
                 more |= self._journal.shrink()
             if more:
-                # A batch a turn: commits go before, and the process shows that it lives.
+                # One batch a turn: commits take precedence, and the heartbeat goes on.
                 self._trim_at = time.monotonic()
         except Unavailable as error:
             log.error("the journal cannot be trimmed now: %s", error)
 
 
 def _listen(state_dir: str) -> socket.socket:
+    """Open the listening Unix socket, accessible to Steward's user only."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     # Long state directories exceed sun_path; the link in /proc does not.
     fd = os.open(state_dir, os.O_PATH | os.O_DIRECTORY)

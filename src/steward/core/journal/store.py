@@ -1,9 +1,10 @@
-"""The journal's file: one append-only SQLite table of events, and where each consumer stands.
+"""Journal store: one append-only SQLite table of events, consumer positions and dead letters.
 
-One process writes it (``Journal``); all others read (see ``reading``). The
-position of an event is its rowid and is never used again. An event whose
-(cluster, key) is known already is passed over, also after the event itself was
-trimmed: keys of what a source can repeat are remembered in a table of their own.
+One process writes it (:class:`Journal`); all others read it through ``reader``. The position
+of an event is its rowid and is never reused. Appending ignores an event whose (cluster, key)
+is known, even after the event was trimmed: a table of its own remembers the keys that sources
+can repeat. ``drop_purged`` removes purged scripts from dead letters; ``put_back`` prepares a
+journal restored from a backup.
 """
 
 import os
@@ -31,11 +32,11 @@ from steward.core.sqlite import Connection, open_database, refuse_newer, shrink,
 
 
 def drop_purged(connection: Connection, purges: Iterable[Event]) -> None:
-    """Drop the dead letters about scripts that were purged after they came.
+    """Delete the dead letters about scripts that a later event purged.
 
     Args:
         connection: The journal, inside a transaction.
-        purges: Events; those that are no orders to purge are passed over.
+        purges: Events; those of other kinds than archive.purge are ignored.
     """
     for purge in purges:
         if isinstance(purge.body, ArchivePurge):
@@ -43,7 +44,7 @@ def drop_purged(connection: Connection, purges: Iterable[Event]) -> None:
 
 
 def purges_after_the_dead(connection: Connection) -> list[Event]:
-    """The orders to purge that came after the oldest dead letter and are still here."""
+    """Return the archive.purge events after the oldest dead letter that are not yet trimmed."""
     rows = connection.execute(
         "SELECT id, kind, cluster, key, data FROM event "
         "WHERE id > (SELECT min(id) FROM dead) AND kind = ?",
@@ -53,6 +54,7 @@ def purges_after_the_dead(connection: Connection) -> list[Event]:
 
 
 def _drop(connection: Connection, purge: Event, body: ArchivePurge) -> None:
+    """Delete or shorten the dead letters about the scripts of one purge."""
     purged = frozenset(body.script_keys)
     consumer = f"archive.{body.sink}" if body.sink else ""
     rows = connection.execute(
@@ -73,7 +75,7 @@ def _drop(connection: Connection, purge: Event, body: ArchivePurge) -> None:
 
 
 def _without(letter: Event, purged: frozenset[str]) -> Event | None:
-    """What is left of a dead letter; None for nothing."""
+    """Remove purged scripts from a dead letter; return None if nothing is left."""
     body = letter.body
     if isinstance(body, JobScript):
         return None if letter.key in purged else letter
@@ -137,20 +139,20 @@ ALTER TABLE consumer ADD COLUMN missed_from INTEGER NOT NULL DEFAULT 0;
 """,
 )
 _SCRIPT_AFTER_SUBMIT_S = 300
-"""A script reaches the spool so long after its job's submit time at the most."""
+"""Most seconds between a job's submit time and its script's arrival in the spool."""
 _SPARE_BYTES = 16 << 20
-"""Free pages that stay in the file for the next events, in bytes."""
+"""Free space left in the file for the next events, in bytes."""
 _STEP_BYTES = 1 << 20
-"""How much one call of :meth:`Journal.shrink` gives back."""
+"""Most bytes that one call of :meth:`Journal.shrink` returns to the file system."""
 _FORGET_KEYS = 10_000
-"""How many keys one transaction forgets."""
+"""Most keys that one transaction forgets."""
 
 Row = tuple[str, str, str, bytes]
-"""An event as it travels to the writer: kind, cluster, key, encoded rest."""
+"""An event as sent to the writer: kind, cluster, key, encoded rest."""
 
 
 class JournalError(StewardError):
-    """The journal was asked for something that it does not have."""
+    """A request to the journal names something that does not exist, or is too large."""
 
 
 class JournalUnavailable(Unavailable):
@@ -158,7 +160,7 @@ class JournalUnavailable(Unavailable):
 
 
 def rows_of(new: Iterable[Event]) -> list[Row]:
-    """Events as they travel to the writer."""
+    """Encode events as rows for the writer."""
     return [(event.kind, event.cluster, event.key, events.encode(event)) for event in new]
 
 
@@ -167,10 +169,10 @@ def _now_s() -> int:
 
 
 class Journal:
-    """The one writer. Whoever makes it holds ``journal.lock`` (see ``server``).
+    """The only writer of the journal; its process holds ``journal.lock`` (see ``server``).
 
     Args:
-        state_dir: The directory that holds the journal.
+        state_dir: Directory of the journal.
 
     Raises:
         SqliteError, SqliteUnavailable: As :func:`steward.core.sqlite.open_database`.
@@ -181,10 +183,10 @@ class Journal:
         self._db: Connection = open_database(self.path, _MIGRATIONS, shrinks=True)
 
     def append(self, rows: Sequence[Row]) -> int:
-        """Add events, passing over keys that are known; durable on return.
+        """Append events, ignoring known keys; they are durable on return.
 
         Returns:
-            The position of the last event in the journal.
+            Position of the last event in the journal.
 
         Raises:
             SqliteUnavailable: The disk is full or fails; nothing was added.
@@ -198,7 +200,7 @@ class Journal:
         return self.head()
 
     def head(self) -> int:
-        """Position of the last event ever appended; 0 for none."""
+        """Return the position of the last event ever appended; 0 for none."""
         row = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'event'").fetchone()
         return int(row[0]) if row else 0
 
@@ -212,16 +214,16 @@ class Journal:
         error: str = "",
         error_at: int = 0,
     ) -> None:
-        """Note where a consumer stands; its first call registers it.
+        """Record a consumer's position and state; the first call registers it.
 
         Args:
             name: The consumer.
-            position: Up to where the journal need not keep anything for it.
-            state: ``running``, or ``waiting`` where something it needs is away.
-            detail: Why it is waiting.
-            rate: How much it puts to use now, events a second.
-            error: What went wrong last; "" for nothing since its process started.
-            error_at: When that was, seconds since the epoch.
+            position: Position up to which it needs no events any more.
+            state: ``running``, or ``waiting`` while a dependency is unavailable.
+            detail: Reason for waiting.
+            rate: Events applied per second.
+            error: Last error; "" for none since its process started.
+            error_at: Time of that error, seconds since the epoch.
         """
         with transaction(self._db, self.path):
             self._db.execute(
@@ -240,7 +242,7 @@ class Journal:
             )
 
     def set_aside(self, name: str, event_id: int, error: str) -> None:
-        """Keep an event that a consumer could not put to use, with its error."""
+        """Store an event that a consumer rejected as a dead letter, with its error."""
         with transaction(self._db, self.path):
             self._db.execute(
                 "INSERT INTO dead (consumer, id, kind, cluster, key, data, error, since) "
@@ -248,7 +250,7 @@ class Journal:
                 "ON CONFLICT (consumer, id) DO NOTHING",
                 (name, event_id, error, _now_s()),
             )
-            # An event that is replayed may be gone from the journal by now.
+            # A replayed event may have been trimmed meanwhile.
             self._db.execute(
                 "UPDATE dead SET error = ?3, since = ?4, replay = 0 "
                 "WHERE consumer = ?1 AND id = ?2",
@@ -256,9 +258,9 @@ class Journal:
             )
 
     def replay(self, name: str, event_id: int | None = None) -> int:
-        """Have a consumer's dead letters (or one of them) tried again; returns how many.
+        """Mark a consumer's dead letters (or one) for a retry; return how many.
 
-        What was purged since is dropped instead.
+        Those whose scripts were purged since are deleted instead.
 
         Raises:
             JournalError: There is no such consumer.
@@ -274,12 +276,12 @@ class Journal:
         return int(done.rowcount)
 
     def revived(self, name: str, event_id: int) -> None:
-        """A dead letter was put to use after all."""
+        """Delete a dead letter that was applied at last."""
         with transaction(self._db, self.path):
             self._db.execute("DELETE FROM dead WHERE consumer = ? AND id = ?", (name, event_id))
 
     def forget(self, name: str) -> None:
-        """Drop a consumer and its dead letters: the journal no longer waits for it.
+        """Delete a consumer and its dead letters: the journal no longer waits for it.
 
         Raises:
             JournalError: There is no such consumer.
@@ -291,28 +293,28 @@ class Journal:
             self._db.execute("DELETE FROM dead WHERE consumer = ?", (name,))
 
     def detach(self, name: str) -> None:
-        """Wait for a consumer no longer; it stays known, and says so."""
+        """Stop waiting for a consumer; it stays registered, marked as detached."""
         with transaction(self._db, self.path):
             self._db.execute("UPDATE consumer SET detached = 1 WHERE name = ?", (name,))
 
     def attached(self) -> dict[str, int]:
-        """The consumers that the journal waits for, and their positions."""
+        """Return the consumers that the journal waits for, with their positions."""
         return dict(
             self._db.execute("SELECT name, position FROM consumer WHERE detached = 0").fetchall()
         )
 
     def attached_behind(self) -> list[tuple[str, int]]:
-        """Of these the ones that have not seen everything, the furthest behind first."""
+        """Return the attached consumers that are behind, the furthest behind first."""
         head = self.head()
         positions = sorted(self.attached().items(), key=lambda item: item[1])
         return [(name, position) for name, position in positions if position < head]
 
     def trimmable(self, limit: int, *, dead: bool = False) -> list[Event]:
-        """The oldest events that every attached consumer has passed, at most ``limit``.
+        """Return the oldest events that every attached consumer has passed.
 
         Args:
-            limit: How many.
-            dead: Whether scripts count, too, that are dead letters: a replay needs their bytes.
+            limit: Most events to return.
+            dead: Whether to include scripts in dead letters, whose bytes a replay needs.
         """
         rows = self._db.execute(
             "SELECT id, kind, cluster, key, data FROM event WHERE id <= "
@@ -323,10 +325,10 @@ class Journal:
         return [event_of(row) for row in rows]
 
     def trim(self, done: Sequence[Event]) -> None:
-        """Remove events and remember their keys, and what detached consumers miss by it.
+        """Delete events; remember their keys and what detached consumers miss.
 
-        Orders to purge are never missed: they are kept for the detached as dead letters
-        that are about to be tried again.
+        A detached consumer never misses a purge: archive.purge events become dead letters
+        of it that are marked for a retry.
         """
         with transaction(self._db, self.path):
             self._db.executemany(
@@ -357,11 +359,11 @@ class Journal:
         )
 
     def refilled(self, name: str, since_s: int) -> None:
-        """A consumer gets again what it missed, if it missed nothing older than ``since_s``.
+        """Clear a consumer's missed count, if it missed nothing older than ``since_s``.
 
         Args:
             name: The consumer.
-            since_s: Submit time of the oldest job that it gets again, seconds since the epoch.
+            since_s: Submit time of the oldest job that it receives again, seconds since the epoch.
         """
         with transaction(self._db, self.path):
             self._db.execute(
@@ -371,7 +373,7 @@ class Journal:
             )
 
     def forget_remembered(self, before_s: int) -> bool:
-        """Let go of some keys remembered before a time (seconds since the epoch).
+        """Forget some keys remembered before a time (seconds since the epoch).
 
         Returns:
             Whether there may be more of them.
@@ -388,7 +390,7 @@ class Journal:
         return int(gone.rowcount) == _FORGET_KEYS
 
     def shrink(self) -> bool:
-        """Give some of the file's free pages back; return whether there is more to give now.
+        """Return some free pages to the file system; return whether there is more to do now.
 
         Raises:
             SqliteUnavailable: The disk is full or fails.
@@ -396,7 +398,7 @@ class Journal:
         return shrink(self._db, self.path, spare_bytes=_SPARE_BYTES, step_bytes=_STEP_BYTES)
 
     def size_bytes(self) -> int:
-        """Size of the journal's file, in bytes, less its free pages."""
+        """Return the size of the journal's file, in bytes, less its free pages."""
         pages, free, size = (
             self._db.execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("page_count", "freelist_count", "page_size")
@@ -409,31 +411,32 @@ class Journal:
 
 
 def refuse_newer_journal(state_dir: str) -> None:
-    """Look whether the journal can be used by this release; raises as ``refuse_newer``."""
+    """Check that this release can use the journal; raises as ``refuse_newer``."""
     refuse_newer(os.path.join(state_dir, FILENAME), len(_MIGRATIONS))
 
 
 def put_back(path: str, *, leap: int = 0) -> None:
-    """Make a journal that comes from a backup ready: it waits for everyone to say where they are.
+    """Prepare a journal restored from a backup: reset the positions of attached consumers.
 
     Args:
         path: The file.
-        leap: How many positions are left out, where somebody who is not in the backup may have
-            seen more of this journal than it holds.
+        leap: Positions to skip, if a consumer outside the backup may have seen more of this
+            journal than it holds.
 
     Raises:
         SqliteError, SqliteUnavailable: It cannot be used.
     """
     db: Connection = open_database(path, _MIGRATIONS)
     with transaction(db, path):
-        # They were looked at before the journal was: what it knows of them may be too much.
+        # The backup copied the consumers' databases before the journal, whose positions of them
+        # may therefore be too high.
         db.execute("UPDATE consumer SET position = 0 WHERE detached = 0")
         db.execute("UPDATE sqlite_sequence SET seq = seq + ? WHERE name = 'event'", (leap,))
     db.close()
 
 
 def _submitted_s(event: Event) -> int | None:
-    """When the job of an event was submitted, at the earliest, seconds since the epoch."""
+    """Return the earliest submit time of an event's job, seconds since the epoch."""
     if isinstance(event.body, JobScript):
         return int(event.at.timestamp()) - _SCRIPT_AFTER_SUBMIT_S
     if isinstance(event.body, JobIdentity):

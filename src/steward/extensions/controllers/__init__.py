@@ -1,4 +1,4 @@
-"""What other hosts forward: ``steward controller`` sends, ``steward serve`` receives."""
+"""Event forwarding between hosts: ``steward controller`` sends, ``steward serve`` receives."""
 
 from typing import TYPE_CHECKING
 

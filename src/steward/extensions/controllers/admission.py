@@ -1,4 +1,14 @@
-"""Which host may report for which cluster, and what says that it is that host."""
+"""Admission of forwarded events: which host may report for a cluster, and which events it may send.
+
+Authentication: :class:`Peers` holds the configured controllers of each cluster and returns, for a
+connection, a :class:`Witness` (MUNGE credentials on every message) or an :class:`Unwitnessed` (a
+TLS certificate has authenticated the host). :func:`uids_of` resolves ``munge_users``.
+
+Events: :class:`Admitting` checks the kind, key, source, times and SHA-256 of each received event,
+writes script and environment bytes to a local store, and returns journal rows. The receiver treats
+a controller's input as hostile, so everything is checked. ``receiver`` and ``forwarder`` use this
+module.
+"""
 
 import hashlib
 import os
@@ -59,13 +69,13 @@ from steward.slurm.settings import ClusterSettings
 
 
 class Witness:
-    """Makes and checks the credentials of one connection by one cluster's MUNGE.
+    """MUNGE authenticator: makes and checks the credentials of one connection.
 
     Args:
-        munge: The cluster's munged.
-        sends: Direction of what we say: ``FROM_CONTROLLER`` or ``FROM_RECEIVER``.
-        uids: Who may be at the other end.
-        addresses: Hosts that the other end may be; any if None.
+        munge: Client of the cluster's munged.
+        sends: Direction of this side's messages: ``FROM_CONTROLLER`` or ``FROM_RECEIVER``.
+        uids: Users that the peer may run as.
+        addresses: Host addresses that the peer's credentials may carry; any if None.
     """
 
     def __init__(
@@ -82,7 +92,7 @@ class Witness:
         self._addresses = addresses
 
     def sign(self, nonces: bytes, number: int, body: bytes) -> bytes:
-        """The credential of a message of ours.
+        """Return the credential of an outgoing message.
 
         Raises:
             MungeUnavailable: munged does not answer.
@@ -90,10 +100,10 @@ class Witness:
         return self._munge.encode(statement(self._sends, nonces, number, body))
 
     def check(self, nonces: bytes, number: int, frame: Frame) -> None:
-        """See that a message is the other end's, and has this place in this connection.
+        """Check that a message is from the peer and has this number in this connection.
 
         Raises:
-            Refused: It is not.
+            Refused: The credential does not match.
             MungeUnavailable: munged does not answer.
         """
         claim = self._munge.decode(frame.credential)
@@ -108,18 +118,18 @@ class Witness:
 
 
 class Unwitnessed:
-    """In a Witness's place where TLS has told who is there."""
+    """Authenticator without credentials, used where TLS has authenticated the peer already."""
 
     def sign(self, nonces: bytes, number: int, body: bytes) -> bytes:  # noqa: ARG002 -- a Witness's signature
-        """No credential."""
+        """Return an empty credential."""
         return b""
 
     def check(self, nonces: bytes, number: int, frame: Frame) -> None:
-        """All is well."""
+        """Accept every message."""
 
 
 class Peers:
-    """The controllers that may report, by cluster.
+    """Controllers that may report, by cluster (the clusters' ``controllers`` setting).
 
     Args:
         settings: The configuration.
@@ -133,19 +143,19 @@ class Peers:
         }
 
     def clusters(self) -> Iterable[str]:
-        """The clusters that anybody may report for."""
+        """Return the clusters that have controllers configured."""
         return self._clusters
 
     def witness(self, cluster: str, names: frozenset[str], address: str) -> Witness | Unwitnessed:
-        """What is to answer for the messages of one who wants to report for a cluster.
+        """Return the authenticator for the messages of a controller of a cluster.
 
         Args:
-            cluster: As the controller says it.
-            names: The names that its certificate holds.
-            address: Where its connection comes from.
+            cluster: The cluster, as the controller's hello names it.
+            names: Names in the controller's certificate.
+            address: Address that the connection comes from.
 
         Raises:
-            Refused: Nobody may report for this cluster, or not with this certificate.
+            Refused: No host may report for this cluster, or the certificate is for another host.
         """
         of = self._clusters.get(cluster)
         if of is None:
@@ -168,24 +178,24 @@ class Peers:
 
 
 def _addresses_of(cluster: ClusterSettings) -> frozenset[str]:
-    """The addresses that a credential made on one of a cluster's controllers may carry."""
+    """Resolve a cluster's controllers to the addresses that their MUNGE credentials may carry."""
     found: set[str] = set()
     for host in cluster.controllers:
         try:
-            # Also an address is looked up, which asks nobody. A name may have moved since the
-            # last time.
+            # Addresses pass through getaddrinfo too, which then queries no server. Names are
+            # resolved at each connection because they may have moved.
             found.update(plain(str(entry[4][0])) for entry in socket.getaddrinfo(host, None))
         except OSError:
-            # One that does not resolve is known by no address; the others may report.
+            # A host that does not resolve cannot report; the others can.
             continue
     return frozenset(found)
 
 
 def uids_of(users: Iterable[str]) -> frozenset[int]:
-    """The uids that Steward may run as on the other side: root's, our own, and these users'.
+    """Return the uids that Steward may run as at the peer: root, this process's, and these users'.
 
     Raises:
-        Refused: A user does not exist here.
+        Refused: A user does not exist on this host.
     """
     uids = {0, os.geteuid()}
     for user in users:
@@ -200,30 +210,32 @@ KINDS: Final = aggregation.KINDS | {
     *(JOB_SCRIPT, JOB_SEEN, JOB_STATE, JOB_END, CONTROLLER_STATE, QUEUE_LOOKED),
     *(NODE_STATE, PARTITION_STATE, RESERVATION_STATE, JOB_MISSED),
 }
-"""What is forwarded."""
+"""Kinds of events that a controller forwards."""
 SOURCES: Final = frozenset(
     {"spool", "recovered", "snapshot", "sacct", SENSOR, JOBCOMP_SOURCE, NODES_SOURCE}
 )
-"""Who on a controller's host sees such things; the jobs' records are sorted by these."""
+"""Sources that run on a controller's host; ``jobs/`` ranks observations by them."""
 
 _MOST_DATA: Final = 1 << 20
+"""Largest event without its bytes, in bytes."""
 _KEY: Final = re.compile(r"[!-~]{1,300}")
+"""Printable ASCII, as sources make keys."""
 _MOST_MTIME: Final = 2**63 - 1
 _YEARS: Final = range(1900, 3001)
-"""Nothing that Steward is told lies outside, and not every zone can show what does."""
+"""Plausible years. Steward never handles times outside, and some time zones cannot show them."""
 _TIMES: Final = ("submit", "eligible", "start", "end", "suspended_at", "resized_at")
 
 
 class NotAdmitted(StewardError):
-    """An event that will never be taken."""
+    """Event that the receiver will never accept."""
 
 
 class Admitting:
-    """Admits what reports for one cluster.
+    """Checks for the events of one controller, which reports for one cluster.
 
     Args:
-        cluster: Its name.
-        known: Whether the journal has, or has had, an event of this key of this cluster.
+        cluster: The cluster's name.
+        known: Tells whether the journal has, or had, an event with this cluster and key.
     """
 
     def __init__(self, cluster: str, known: Callable[[str, str], bool]) -> None:
@@ -233,17 +245,17 @@ class Admitting:
     def admit(
         self, rows: Iterable[Row], store: Callable[[], Store]
     ) -> tuple[list[JournalRow], list[tuple[int, str]]]:
-        """Check events and write the bytes that they speak of; they are not durable yet.
+        """Check events and write their script and environment bytes, not yet durably.
 
         Args:
-            rows: What was sent.
-            store: Gives the store that bytes go to.
+            rows: Events as received.
+            store: Returns the store that takes the bytes.
 
         Returns:
-            The events to be appended, encoded, and index and reason of each that is not admitted.
+            The admitted events, encoded for the journal, and index and reason of each refused one.
 
         Raises:
-            StoreUnavailable: Bytes cannot be written now.
+            StoreUnavailable: The store cannot be written now.
         """
         admitted: list[JournalRow] = []
         refused: list[tuple[int, str]] = []
@@ -254,7 +266,8 @@ class Admitting:
                 refused.append((index, str(error)))
                 continue
             if event.kind == JOB_SCRIPT:
-                # Bytes of what was trimmed already would lie in the store for ever.
+                # The journal may have trimmed a known event; its bytes would then stay in the store
+                # forever.
                 if self._known(self._cluster, event.key):
                     continue
                 event = _kept(event, row, store())
@@ -262,6 +275,7 @@ class Admitting:
         return admitted, refused
 
     def _event(self, row: Row) -> Event:
+        """Decode and check one received event; raise NotAdmitted for an invalid one."""
         if row.cluster != self._cluster:
             raise NotAdmitted(f"it is of cluster {row.cluster!r}, this host reports for another")
         if row.kind not in KINDS:
@@ -272,7 +286,7 @@ class Admitting:
             raise NotAdmitted(f"it has {len(row.data)} bytes, more than {_MOST_DATA}")
         try:
             event = decode(0, row.kind, row.cluster, row.key, row.data)
-            rows_of([event])  # text that is none may be read, and yet not be written
+            rows_of([event])  # text with lone surrogates decodes but cannot be encoded
         except (EventError, ValueError, RecursionError) as error:
             raise NotAdmitted(f"{error}: is this Steward older than the controller's?") from error
         if event.source not in SOURCES:
@@ -292,6 +306,7 @@ class Admitting:
 
 
 def _check_times(event: Event) -> None:
+    """Check that every time of an event has a zone and a plausible year."""
     times: list[object] = [event.at, event.seen_at]
     if isinstance(event.body, JobFacts):
         times += [getattr(event.body.record, name) for name in _TIMES]
@@ -308,14 +323,14 @@ def _check_times(event: Event) -> None:
 
 
 def _check_node(event: Event) -> None:
-    """See that it is what the receiver of a controller makes of what nodes report."""
+    """Check a node event by the same rules as the collection of node reports."""
     flaw = flaw_of(event)
     if flaw:
         raise NotAdmitted(flaw)
 
 
 def _check_facts(key: str, kind: str, body: JobFacts) -> None:
-    """See that the key is the job's: that of another would have its own facts passed over."""
+    """Check that the key belongs to the job; another job's key would suppress that job's facts."""
     if not 0 < body.record.job_id <= MAX_RAW_ID:
         raise NotAdmitted("its job id is none")
     if not key.startswith(f"{kind}:{body.record.job_id}:"):
@@ -323,6 +338,7 @@ def _check_facts(key: str, kind: str, body: JobFacts) -> None:
 
 
 def _check_missed(body: JobsMissed) -> None:
+    """Check the number and the ids of the jobs in a job.missed event."""
     if not 0 < len(body.job_ids) <= MOST_MISSED:
         raise NotAdmitted(f"it names {len(body.job_ids)} jobs: 1 to {MOST_MISSED} are taken")
     if not all(0 < job_id <= MAX_JOB_ID for job_id in body.job_ids):
@@ -330,7 +346,7 @@ def _check_missed(body: JobsMissed) -> None:
 
 
 def _check_script(key: str, body: JobScript, row: Row) -> None:
-    """See that the bytes are those that the event speaks of."""
+    """Check that the received bytes match the event's lengths and SHA-256 sums."""
     if not (0 < body.job_id <= MAX_JOB_ID and 0 <= body.spool_mtime_ns <= _MOST_MTIME):
         raise NotAdmitted("its job id or its time is none")
     if key != script_key(body.job_id, body.spool_mtime_ns):
@@ -347,14 +363,14 @@ def _check_script(key: str, body: JobScript, row: Row) -> None:
 
 
 def _kept(event: Event, row: Row, store: Store) -> Event:
-    """The event with its bytes in a store of ours, under names that we make."""
+    """Write an event's bytes to a local store; return the event with the new names."""
     body: JobScript = event.body
 
     def write(data: bytes, what: str) -> Kept:
         name = kept_filename(event.cluster, body.job_id, body.spool_mtime_ns, len(data), what)
         return store.write(name, data)
 
-    # The environment first: a complete script then tells that both are here.
+    # Write the environment first: a complete script then proves that both are there.
     environment = None if row.environment is None else write(row.environment, "env")
     script = None if row.script is None else write(row.script, "script")
     here = msgspec.structs.replace(body, script=script, environment=environment, store=store.name)

@@ -1,4 +1,11 @@
-"""The controller's end of the connection to the Steward that it reports to."""
+"""Forwarder: sends a controller's events to the ``steward serve`` that archives them.
+
+It runs in ``steward controller`` on a slurmctld host. :class:`Forward` is the consumer: it reads
+events from the local journal, cuts them into batches, adds the script and environment bytes from
+the local stores, and moves its cursor (``forward-CLUSTER.db``) once the receiver answers that they
+are durable. :class:`ReceiverLink` holds the connection: TLS or MUNGE authentication, hello,
+batches, answers. ``wire`` defines the messages, ``receiver`` is the other end.
+"""
 
 import logging
 import os
@@ -25,16 +32,16 @@ _CONNECT_S: Final = 10.0
 
 
 class ReceiverUnavailable(Unavailable):
-    """The Steward that this host reports to is away, or does not take what it sends."""
+    """Receiver unavailable: ``steward serve`` is unreachable or cannot store events now."""
 
 
 class ReceiverLink:
-    """Sends batches for one cluster; connects when there is something to send.
+    """Connection to the receiver for one cluster; connects when the first batch is sent.
 
     Args:
-        settings: Where to, and how.
-        cluster: Whom this host reports for.
-        munge_socket: The cluster's munged; MUNGE's default if empty.
+        settings: The [forward] section: address, TLS and credentials.
+        cluster: Cluster whose events this host reports.
+        munge_socket: Socket of the cluster's munged; MUNGE's default if empty.
     """
 
     def __init__(self, settings: ForwardSettings, cluster: str, munge_socket: str) -> None:
@@ -48,29 +55,30 @@ class ReceiverLink:
         self._number = 0
 
     def ask(self, rows: list[wire.Row]) -> wire.Answer:
-        """Send a batch and wait for the answer. After an error, :meth:`close` it.
+        """Send a batch and return the answer. After an error, call :meth:`close`.
 
         Raises:
-            Unavailable: The other side is away, or munged is.
-            Refused: It does not let this host report, or is not who it should be.
-            WireError: It says something that makes no sense.
+            Unavailable: The receiver or munged is unavailable.
+            Refused: The receiver does not accept this host, or its own identity is wrong.
+            WireError: The answer is malformed.
         """
         if self._stream is not None:
             try:
                 return self._exchange(self._stream, rows)
             except wire.WireUnavailable as error:
-                # The other side may have been restarted, or have ended what was idle for long.
+                # The receiver may have restarted, or closed a connection that was idle for long.
                 log.debug("connecting anew: %s", error)
                 self.close()
         return self._exchange(self._connect(), rows)
 
     def close(self) -> None:
-        """Drop the connection; the next batch makes a new one."""
+        """Close the connection; the next batch opens a new one."""
         if self._connection is not None:
             self._connection.close()
         self._connection = self._stream = None
 
     def _exchange(self, stream: wire.Stream, rows: list[wire.Row]) -> wire.Answer:
+        """Sign and send one batch; return the answer."""
         self._number += 1
         body = wire.encoded(wire.Batch(self._number, rows))
         credential = self._witness.sign(self._nonces, self._number, body)
@@ -78,6 +86,7 @@ class ReceiverLink:
         return self._answer(stream)
 
     def _answer(self, stream: wire.Stream) -> wire.Answer:
+        """Receive, verify and return one answer."""
         frame = stream.receive(wire.LARGEST_FRAME, self._settings.timeout_s)
         answer: wire.Answer = wire.as_kind(frame, wire.Answer, self._settings.to)
         if answer.verdict == "refused":
@@ -92,7 +101,7 @@ class ReceiverLink:
         return answer
 
     def _connect(self) -> wire.Stream:
-        """Connect, and have both sides say who they are."""
+        """Open a connection and authenticate both sides."""
         where = host_and_port(self._settings.to)
         if where is None:
             raise ReceiverUnavailable(f"{self._settings.to!r} is no address: set [forward] to")
@@ -133,20 +142,22 @@ _MIGRATIONS: Final = (
     "CREATE TABLE cursor (position INTEGER NOT NULL);\nINSERT INTO cursor VALUES (0);",
 )
 _BATCH_BYTES: Final = 4 << 20
+"""Size at which a batch is sent, in bytes."""
 _MOST_BYTES: Final = wire.LARGEST_FRAME - (1 << 20)
+"""Largest event that can be forwarded, in bytes."""
 
 
 class Forward:
-    """Forwards one cluster's events; see ``steward.core.consumers.Consumer``.
+    """Consumer that forwards one cluster's events; see ``steward.core.consumers.Consumer``.
 
     Args:
         settings: The configuration; the database is ``forward-CLUSTER.db`` in its state_dir.
-        cluster: Whose events.
-        stores: Where bytes are kept until then.
+        cluster: Cluster whose events are forwarded.
+        stores: Stores that hold script and environment bytes until they are forwarded.
 
     Raises:
-        SqliteError: The database cannot be used.
-        SqliteUnavailable: It cannot be used now.
+        SqliteError: The database is unusable.
+        SqliteUnavailable: The database is temporarily unusable.
     """
 
     kinds = KINDS
@@ -160,22 +171,23 @@ class Forward:
         self._stores = stores
         self._path = os.path.join(settings.state_dir, f"forward-{cluster}.db")
         self._database = open_database(self._path, _MIGRATIONS)
-        # Of the events at hand: what is durable over there, and what will never be taken.
+        # State of the current batch: ids that are durable at the receiver, and ids it will never
+        # accept.
         self._durable: set[int] = set()
         self._refused: dict[int, str] = {}
 
     def cursor(self) -> int:
-        """Position of the last event that was forwarded; 0 at first."""
+        """Return the journal position of the last forwarded event; 0 at first."""
         with translated(self._path):
             (position,) = self._database.execute("SELECT position FROM cursor").fetchone()
         return int(position)
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 -- a Consumer's signature
-        """Send events, and move the cursor when they are durable over there.
+        """Send events, and move the cursor once they are durable at the receiver.
 
         Raises:
-            Unavailable: The other side is away, or cannot write, or knows us not.
-            Rejected: An event will never be taken, or its bytes are gone.
+            Unavailable: The receiver is away, cannot write, or does not recognize this host.
+            Rejected: The receiver will never accept an event, or the event's bytes are gone.
         """
         mine = [e for e in events if e.cluster == self._cluster and e.id not in self._durable]
         for event in mine:
@@ -198,16 +210,16 @@ class Forward:
         self._refused.clear()
 
     def tick(self, append: Append) -> float:  # noqa: ARG002 -- a Consumer's signature
-        """Nothing is due by the clock."""
+        """Do nothing: forwarding has no timed work."""
         return 3600.0
 
     def close(self) -> None:
-        """Let go of the connection and the database."""
+        """Close the connection and the database."""
         self._link.close()
         self._database.close()
 
     def _batches(self, events: Sequence[Event]) -> Iterator[tuple[list[Event], list[wire.Row]]]:
-        """Cut events into batches of few enough bytes, each with its rows."""
+        """Cut events into batches below the size limit, each with its wire rows."""
         batch: list[Event] = []
         rows: list[wire.Row] = []
         size = 0
@@ -226,6 +238,7 @@ class Forward:
             yield batch, rows
 
     def _row(self, event: Event) -> wire.Row:
+        """Convert an event to a wire row, with its script and environment bytes."""
         script = environment = None
         body = event.body
         if isinstance(body, JobScript):
@@ -234,6 +247,7 @@ class Forward:
         return wire.Row(event.kind, event.cluster, event.key, encode(event), script, environment)
 
     def _bytes(self, event: Event, body: JobScript, kept: Kept | None) -> bytes | None:
+        """Read stored bytes of a script event; None where none are archived."""
         if kept is None:
             return None
         try:
@@ -242,10 +256,10 @@ class Forward:
             raise Rejected(f"the bytes of job {body.job_id} are gone: {error}", event) from error
 
     def _ask(self, rows: list[wire.Row]) -> wire.Answer:
-        """Send a batch and wait for the answer.
+        """Send a batch and return the answer; close the connection on failure.
 
         Raises:
-            Unavailable: There is none, or it is not ``durable``.
+            Unavailable: There is no answer, or its verdict is not ``durable``.
         """
         try:
             return self._link.ask(rows)

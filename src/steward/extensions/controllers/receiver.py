@@ -1,10 +1,13 @@
-"""The process of ``steward serve`` that takes in what controllers report.
+"""Receiver of forwarded events: the process of ``steward serve`` that controllers connect to.
 
-A thread for each connection waits for the other end and for munged; what costs
-CPU or touches the stores is done by one at a time. A batch is answered when
-its bytes and its events are durable here, so that the controller may let go of
-them; one that is sent again, by the same controller or by the other one of a
-pair, has the same keys and is passed over.
+:class:`Receiver` listens on the address of [receive]. Each connection has a thread that waits for
+the controller and for munged; work that costs CPU or touches the stores runs under one lock, so
+only one thread does it at a time. ``admission`` authenticates the controller and checks every
+event.
+
+The receiver answers a batch once its bytes and its events are durable here, because the controller
+deletes them on that answer. A batch that is sent again, by the same controller or by the other one
+of a failover pair, has the same keys and is skipped.
 """
 
 import logging
@@ -29,62 +32,69 @@ from steward.extensions.controllers.admission import Admitting, Peers, Unwitness
 log = logging.getLogger(__name__)
 
 _BACKLOG: Final = 64
+"""Length of the listen queue."""
 _END_S: Final = 0.5
-"""How long a connection that was shut may take to end."""
+"""Longest wait for a closed connection's thread to end, in seconds."""
 _HELLO_S: Final = 10.0
-"""Whoever has not said in this time who it is, is let go."""
+"""Time limit for the handshake and the hello, in seconds; the connection is dropped after it."""
 _FRAME_S: Final = 60.0
+"""Time limit for the first batch after the hello, in seconds."""
 _IDLE_S: Final = 900.0
+"""Time limit for each later batch, in seconds."""
 _SEND_S: Final = 30.0
+"""Time limit for sending an answer, in seconds."""
 _TURN_S: Final = 1.0
+"""Longest wait for a connection before the next heartbeat, in seconds."""
 _RETRY_STORE_S: Final = 5.0
+"""Time for which a store that failed is skipped, in seconds."""
 _LAST_WORDS_S: Final = 3.0
+"""Longest wait for the batch in progress at the end, in seconds."""
 
 
 class Crowded(Unavailable):
-    """Too many report for one cluster."""
+    """Too many connections for one cluster."""
 
 
 class _Connection:
-    """One controller, or somebody who has not said yet who it is."""
+    """One connection: a controller, or a peer that has not identified itself yet."""
 
     def __init__(self, plain: socket.socket, address: str) -> None:
         self.plain = plain
         self.address = address
         self.since = time.monotonic()
-        """When it came, or was heard last."""
+        """Monotonic time of the connection's start, or of its last message."""
         self.cluster = ""
-        """What it reports for, once that is known."""
+        """Cluster that the controller reports for; empty until it is authenticated."""
         self.is_shut = False
         self.ended = threading.Event()
 
     def shut(self) -> None:
-        """End it; its thread notices."""
+        """Shut the socket down; the connection's thread notices and ends."""
         self.is_shut = True
         try:
-            # Not by an SSLSocket's own method, which another thread must not be in the middle of.
+            # Bypass SSLSocket's own shutdown: it is unsafe while another thread uses the object.
             socket.socket.shutdown(self.plain, socket.SHUT_RDWR)
         except OSError:
-            return  # it has ended by itself
+            return  # already closed
 
 
 class Receiver:
-    """Listens for controllers.
+    """Server that accepts controllers' connections and appends their events to the journal.
 
     Args:
         settings: The configuration.
-        stores: Where bytes may go, the preferred one first.
-        known: Whether an event of this cluster and key was ever appended; asked by one
+        stores: Stores for script and environment bytes, the preferred one first.
+        known: Tells whether an event of this cluster and key was ever appended; called by one
             thread at a time.
-        link: The way to the journal's writer.
+        link: Connection to the journal's writer.
         most_strangers: Most connections that have not identified themselves. Bounds the threads
             that a flood of connections can take.
         most_of_cluster: Most connections that report for one cluster, so that its hosts cannot
             take the connections of other clusters.
 
     Raises:
-        ListenUnavailable: The address cannot be listened at.
-        TlsUnavailable: A certificate cannot be used.
+        ListenUnavailable: The address cannot be bound.
+        TlsUnavailable: A certificate or key is unusable.
         Refused: A user of munge_users does not exist.
     """
 
@@ -117,7 +127,7 @@ class Receiver:
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
 
     def run(self, stop: Stop, beat: Callable[[], None]) -> None:
-        """Serve until the Stop is raised."""
+        """Accept connections until ``stop`` is raised; call ``beat`` as the heartbeat."""
         log.info(
             "listening for controllers at %s port %d, %s",
             *self.address,
@@ -131,7 +141,7 @@ class Receiver:
         self.close()
 
     def close(self) -> None:
-        """Let go of all; a batch that is under way is finished first."""
+        """Close all connections, after the batch in progress."""
         self._listener.close()
         if self._lock.acquire(timeout=_LAST_WORDS_S):
             self._lock.release()
@@ -139,10 +149,11 @@ class Receiver:
             connection.shut()
 
     def _accept(self) -> None:
+        """Accept one connection and start its thread."""
         try:
             plain, address = self._listener.accept()
         except OSError as error:
-            # It went before we came, or no descriptor is left: then the next turn may have one.
+            # The peer left before the accept, or no descriptor is free; the next turn may succeed.
             log.debug("a connection could not be taken: %s", error)
             return
         connection = _Connection(plain, str(address[0]))
@@ -153,10 +164,10 @@ class Receiver:
         threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _make_room(self, cluster: str, most: int) -> bool:
-        """End one of a cluster, or of the strangers, if there are too many; whether there is room.
+        """Return True if one more connection fits the limit, closing an old one where needed.
 
-        Of strangers those of the address that has most are ended first, so that a flood
-        ends itself; then whoever has said nothing for longest.
+        Among unidentified peers it closes one of the address with the most connections, so that a
+        flood ends itself; then the one that has been silent for longest.
         """
         same = [one for one in list(self._connections) if one.cluster == cluster]
         if len(same) < most:
@@ -173,12 +184,14 @@ class Receiver:
         return last.ended.wait(_END_S)
 
     def _drop_silent(self) -> None:
+        """Close connections that have not identified themselves in time."""
         before = time.monotonic() - 2 * _HELLO_S
         for connection in list(self._connections):
             if not connection.cluster and connection.since < before:
                 connection.shut()
 
     def _serve(self, connection: _Connection) -> None:
+        """Run one connection from the TLS handshake to its end."""
         peer = connection.address
         secured = connection.plain
         try:
@@ -194,7 +207,7 @@ class Receiver:
         except (StewardError, OSError) as error:
             self._say(peer, str(error))
         except Exception:
-            # A fault of ours must end this connection alone.
+            # A bug in Steward must end this connection alone.
             log.exception("the connection from %s failed", peer)
         finally:
             self._connections.discard(connection)
@@ -202,7 +215,7 @@ class Receiver:
             connection.ended.set()
 
     def _talk(self, connection: _Connection, stream: wire.Stream, names: frozenset[str]) -> None:
-        """Hear who it is, and then batches until it goes."""
+        """Authenticate the controller, then receive batches until it disconnects."""
         peer = connection.address
         nonce = os.urandom(wire.NONCE_BYTES)
         greeting = wire.Greeting(wire.VERSION, nonce)
@@ -218,7 +231,7 @@ class Receiver:
             witness = self._witness(hello, names, nonces, frame, connection.address)
             self._enter(connection, hello.cluster)
         except (Refused, Unavailable) as error:
-            # Not signed: it moves nothing, so whoever made it up would only cost time.
+            # This answer is unsigned: it changes nothing, so a forged one only costs time.
             self._say(peer, f"cannot report for cluster {hello.cluster!r}: {error}")
             verdict = "refused" if isinstance(error, Refused) else "later"
             no = wire.Answer(number=0, verdict=verdict, detail=str(error))
@@ -231,10 +244,10 @@ class Receiver:
         self._take_batches(stream, connection, witness, nonces)
 
     def _enter(self, connection: _Connection, cluster: str) -> None:
-        """Count a connection among those of its cluster.
+        """Count a connection toward its cluster's limit.
 
         Raises:
-            Crowded: There are too many, and none of them ends.
+            Crowded: The cluster has too many connections, and none of them ends.
         """
         with self._entering:
             most = self._most_of_cluster
@@ -251,7 +264,7 @@ class Receiver:
         frame: wire.Frame,
         address: str,
     ) -> Witness | Unwitnessed:
-        """Who answers for a controller's messages, once its hello was answered for."""
+        """Check the hello and return what signs and checks this controller's messages."""
         if hello.version != wire.VERSION:
             raise Refused(f"it speaks version {hello.version}, we speak {wire.VERSION}")
         witness = self._peers.witness(hello.cluster, names, address)
@@ -265,6 +278,7 @@ class Receiver:
         witness: Witness | Unwitnessed,
         nonces: bytes,
     ) -> None:
+        """Receive, check, store and answer batches until the controller disconnects."""
         peer = connection.address
         admitting = Admitting(connection.cluster, self._known)
         number = 0
@@ -290,7 +304,7 @@ class Receiver:
             stream.send(wire.frame_of(body, witness.sign(nonces, number, body)), _SEND_S)
 
     def _take(self, admitting: Admitting, batch: wire.Batch) -> wire.Answer:
-        """Make a batch durable; the answer to it."""
+        """Make a batch durable and return the answer to it."""
         touched: dict[str, Store] = {}
         try:
             rows, refused = admitting.admit(batch.rows, lambda: self._store(touched))
@@ -300,7 +314,7 @@ class Receiver:
                 self._link.ask("append", *rows)
         except Unavailable as error:
             if isinstance(error, StoreUnavailable):
-                # Sent again soon, it may find another store.
+                # The controller sends the batch again soon, and then another store may work.
                 self._shut.update(dict.fromkeys(touched, time.monotonic() + _RETRY_STORE_S))
             self._say("here", str(error))
             return wire.Answer(number=batch.number, verdict="later", detail=str(error))
@@ -308,7 +322,7 @@ class Receiver:
         return wire.Answer(number=batch.number, verdict="durable", refused=refused)
 
     def _store(self, touched: dict[str, Store]) -> Store:
-        """The first store that can be used now, the same one for all of a batch."""
+        """Return the first usable store, the same one for the whole batch."""
         for store in touched.values():
             return store
         reasons = []
@@ -327,7 +341,7 @@ class Receiver:
         raise StoreUnavailable("; ".join(reasons))
 
     def _say(self, who: str, what: str) -> None:
-        """Log what is wrong with a peer, once as long as it is the same."""
+        """Log a peer's problem once, until the problem changes."""
         if what and self._said.get(who) != what:
             log.warning("%s: %s", who, what)
         if what:

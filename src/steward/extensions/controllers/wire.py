@@ -1,9 +1,9 @@
-"""What goes over the wire between a controller and the Steward that it reports to.
+"""Wire protocol between a controller (``forwarder``) and ``steward serve`` (``receiver``).
 
-A frame is a 4-byte little-endian length and a MessagePack array of two: the
-message's own bytes, and the credential that answers for them ("" where TLS
-does). Either side is the other's hostile input: every length is bounded, and
-until it is known who speaks only a few kilobytes are taken.
+A frame is a 4-byte little-endian length and a MessagePack array of two: the message's bytes and the
+credential that authenticates them ("" where TLS authenticates the peer). Each side treats the
+other's input as hostile: every length is bounded, and before authentication only a few kilobytes
+are read.
 
     receiver                    controller
       Greeting(nonce)  ------>
@@ -12,10 +12,12 @@ until it is known who speaks only a few kilobytes are taken.
                        <------  Batch(1)
       Answer(1)        ------>                        and so on
 
-The credential of each message but the greeting is made over its SHA-256, its
-number, its direction and both nonces, so that none can be used twice, nor in
-another connection, nor be sent back. Answers carry one as well: bytes are let
-go of on this side because of them.
+The credential of each message but the greeting covers its SHA-256, its number, its direction and
+both nonces, so it cannot be replayed, used in another connection or reflected. Answers carry one
+too, because the controller deletes bytes on their word.
+
+Message types first, then encoding (:func:`statement`, :func:`frame_of`), then :class:`Stream`,
+which sends and receives frames with time limits.
 """
 
 import hashlib
@@ -29,36 +31,39 @@ import msgspec
 from steward.core.errors import StewardError, Unavailable
 
 VERSION: Final = 1
+"""Version of the protocol; both sides must have the same."""
 NONCE_BYTES: Final = 32
 FIRST_FRAME: Final = 1 << 16
-"""Largest frame of one who is not known yet, in bytes."""
+"""Largest frame of a peer that is not authenticated yet, in bytes."""
 LARGEST_FRAME: Final = 64 << 20
-"""Largest frame, in bytes: a batch may be one script of nearly this size."""
+"""Largest frame, in bytes; a batch may be one script of nearly this size."""
 MOST_ROWS: Final = 1000
+"""Most events of one batch."""
 FROM_CONTROLLER: Final = "to-receiver"
 FROM_RECEIVER: Final = "to-controller"
 
 _HEADER = struct.Struct("<I")
 _PIECE: Final = 1 << 18
+"""Most bytes of one read from the socket."""
 
 
 class WireError(StewardError):
-    """The other end said something that makes no sense here."""
+    """Protocol error: the peer sent a malformed or unexpected message."""
 
 
 class WireUnavailable(Unavailable):
-    """The other end is away, or too slow."""
+    """Connection error: the peer is unreachable or too slow."""
 
 
 class Greeting(msgspec.Struct, frozen=True, tag="greeting"):
-    """The receiver's first word."""
+    """First message of a connection, from the receiver."""
 
     version: int
     nonce: bytes
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """The controller's: whom it reports for."""
+    """Controller's reply to the greeting: the cluster it reports for."""
 
     version: int
     cluster: str
@@ -66,15 +71,15 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Row(msgspec.Struct, frozen=True, array_like=True):
-    """One event, with the bytes that it speaks of.
+    """One event on the wire, with its script and environment bytes.
 
     Attributes:
         kind: The event's kind.
-        cluster: Its cluster.
-        key: Its key.
-        data: The rest of it, as the journal holds it.
-        script: For a job.script, the script.
-        environment: For a job.script, the environment; None where none is kept.
+        cluster: The event's cluster.
+        key: The event's idempotency key.
+        data: The event's remaining fields, encoded as in the journal.
+        script: The script of a job.script event.
+        environment: The environment of a job.script event; None where none is archived.
     """
 
     kind: str
@@ -86,21 +91,21 @@ class Row(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Batch(msgspec.Struct, frozen=True, tag="batch"):
-    """Some events; ``number`` is one more than that of the batch before."""
+    """Batch of events; ``number`` is one more than that of the batch before."""
 
     number: int
     rows: list[Row]
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
-    """What became of a batch, or of the hello (number 0).
+    """Receiver's answer to a batch, or to the hello (number 0).
 
     Attributes:
-        number: The batch's.
-        verdict: ``durable`` (all but what was refused), ``later`` (nothing could be
-            written), or ``refused`` (this controller may not report, or not so).
-        detail: Why, where it is not ``durable``.
-        refused: Index and reason of each event that will never be taken.
+        number: Number of the batch.
+        verdict: ``durable`` (all but the events in ``refused``), ``later`` (nothing could be
+            written), or ``refused`` (this controller may not report, or not this way).
+        detail: Reason, where the verdict is not ``durable``.
+        refused: Index and reason of each event that the receiver will never accept.
     """
 
     number: int
@@ -117,16 +122,16 @@ _message_decoder: "msgspec.msgpack.Decoder[Message]" = msgspec.msgpack.Decoder(M
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """A message as it came: its bytes, which the credential is for, and the credential."""
+    """Received frame: the message's bytes, and the credential that covers them."""
 
     body: bytes
     credential: bytes
 
     def message(self) -> Message:
-        """What it says.
+        """Decode and return the message.
 
         Raises:
-            WireError: It is none of ours.
+            WireError: It is no message of this protocol.
         """
         try:
             return _message_decoder.decode(self.body)
@@ -135,12 +140,12 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 def statement(direction: str, nonces: bytes, number: int, body: bytes) -> bytes:
-    """What the credential of a message says.
+    """Return the text that a message's MUNGE credential contains.
 
     Args:
         direction: ``FROM_CONTROLLER`` or ``FROM_RECEIVER``.
-        nonces: The receiver's nonce and then, once it is known, the controller's.
-        number: Of the batch; 0 for the hello.
+        nonces: The receiver's nonce, followed by the controller's once it is known.
+        number: Number of the batch; 0 for the hello.
         body: The message's bytes.
     """
     digest = hashlib.sha256(body).hexdigest()
@@ -148,15 +153,15 @@ def statement(direction: str, nonces: bytes, number: int, body: bytes) -> bytes:
 
 
 def encoded(message: Message) -> bytes:
-    """A message's bytes."""
+    """Encode a message as MessagePack."""
     return _pack(message)
 
 
 def frame_of(body: bytes, credential: bytes = b"") -> bytes:
-    """A message's bytes as they go over the wire.
+    """Build a frame: length, message bytes and credential.
 
     Raises:
-        WireError: They are too many.
+        WireError: The frame is too large.
     """
     data = _pack((body, credential))
     if len(data) > LARGEST_FRAME:
@@ -165,11 +170,11 @@ def frame_of(body: bytes, credential: bytes = b"") -> bytes:
 
 
 class Stream:
-    """Frames over one connection; every wait ends.
+    """Frames over one connection; every wait has a time limit.
 
     Args:
         connection: A connected stream socket.
-        peer: What the other end is called in errors.
+        peer: Name of the other end in error messages.
     """
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
@@ -180,7 +185,7 @@ class Stream:
         """Send a frame.
 
         Raises:
-            WireUnavailable: The other end is away, or does not take it in time.
+            WireUnavailable: The peer is away, or does not accept the frame in time.
         """
         try:
             self._connection.settimeout(timeout_s)
@@ -189,15 +194,15 @@ class Stream:
             raise self._away(error) from error
 
     def receive(self, most: int, timeout_s: float) -> Frame | None:
-        """The next frame; None if the other end has closed the connection between two.
+        """Receive the next frame; return None if the peer closed the connection between frames.
 
         Args:
-            most: Its largest length, in bytes.
-            timeout_s: How long it may take altogether.
+            most: Largest accepted length, in bytes.
+            timeout_s: Time limit for the whole frame, in seconds.
 
         Raises:
-            WireError: It is too large, or no frame.
-            WireUnavailable: The other end is away, or too slow.
+            WireError: The frame is too large or malformed.
+            WireUnavailable: The peer is away or too slow.
         """
         until = time.monotonic() + timeout_s
         header = self._exactly(_HEADER.size, until)
@@ -215,7 +220,7 @@ class Stream:
             raise WireError(f"{self._peer} sends no frames: {error}") from error
 
     def _exactly(self, length: int, until: float) -> bytearray:
-        """So many bytes, or fewer where the connection ends; memory is taken as they come."""
+        """Read ``length`` bytes, fewer at the end of the stream; memory grows as bytes arrive."""
         data = bytearray()
         try:
             while len(data) < length:
@@ -240,11 +245,11 @@ class Stream:
 
 
 def as_kind(frame: Frame | None, kind: Any, peer: str) -> Any:
-    """The message of a frame, which must be of this kind.
+    """Return the message of a frame, which must be of type ``kind``.
 
     Raises:
-        WireError: It is another.
-        WireUnavailable: There is none.
+        WireError: It is of another type.
+        WireUnavailable: There is no frame.
     """
     if frame is None:
         raise WireUnavailable(f"{peer} closed the connection", peer)

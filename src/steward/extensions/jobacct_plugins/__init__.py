@@ -1,4 +1,4 @@
-"""Accounting plugins: what they are written against, and the process that calls them."""
+"""Job accounting plugins (``jobacct/NAME``): plugin API, plugin processes, job log."""
 
 from typing import TYPE_CHECKING
 

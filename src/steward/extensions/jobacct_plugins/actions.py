@@ -1,4 +1,4 @@
-"""Which accounting plugins there are, which of them run, and what went wrong in them."""
+"""Action ``accounting.plugins``: lists accounting plugins, whether they run, and their errors."""
 
 from typing import Final, Literal
 
@@ -15,7 +15,7 @@ from steward.extensions.jobacct_plugins.state import Failure, Health, read_healt
 
 
 class OperatorsOnly(Refused):
-    """The asker is no operator."""
+    """Refusal: the caller is no operator."""
 
 
 class PluginsRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,11 +27,11 @@ class PluginLine(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         type: ``jobacct/NAME``.
-        package: Name and version of the package that it is in; "" where it is not installed.
+        package: Name and version of its package; "" where it is not installed.
         where: Its class, ``module:name``.
         used: Whether the configuration names it.
-        refusal: Why it does not run though it is used; "" when it runs, or has not begun.
-        failures: What went wrong in its hooks, the latest first.
+        refusal: Why it does not run though it is used; "" when it runs, or has not started.
+        failures: Errors of its hooks, the latest first.
     """
 
     type: str
@@ -43,14 +43,14 @@ class PluginLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PluginsAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The plugins, by type."""
+    """Plugins, by type."""
 
     version: Literal[1] = 1
     plugins: tuple[PluginLine, ...]
 
 
 def plugins(room: AccountingRoom, asker: Asker, _: PluginsRequest) -> PluginsAnswer:
-    """Show the accounting plugins; operators only."""
+    """List the accounting plugins; operators only."""
     if not room.is_operator(asker):
         raise OperatorsOnly("only operators may look at the plugins", asker)
     configured = room.settings.accounting.type
@@ -92,4 +92,4 @@ PLUGINS: Final = Action(
 )
 
 ACTIONS: Final[tuple[Action, ...]] = (DUMP, EXPIRE, PLUGINS)
-"""What accounting can be asked beside its own actions, for the registry."""
+"""Actions that this package adds to those of accounting, for the registry."""

@@ -1,8 +1,9 @@
-"""What an accounting plugin is written against: the class, its hooks, and what they are given.
+"""Plugin API for job accounting: base class :class:`JobAcctPlugin`, its hooks, and their arguments.
 
-The hooks and their names are those of Slurm's first job accounting plugins, version 0.
-All of them run in a process of the plugin's own beside the daemon, those of slurmctld
-and of slurmd alike: the facts come to it, it goes nowhere.
+Hooks and names are those of Slurm's first job accounting plugins, version 0. The hooks of slurmctld
+and of slurmd all run in one process of the plugin's own beside the daemon; no code runs on compute
+nodes. The arguments are :class:`Job`, :class:`Step`, :class:`Rusage` and :class:`Message`.
+:func:`parse_parameters` reads JobAcctParameters.
 """
 
 from collections.abc import Callable
@@ -17,25 +18,25 @@ from steward.core.usage import StepEnd, TaskUsage
 from steward.jobs.job_ids import display
 
 API_VERSION: Final = 0
-"""The version of this interface."""
+"""Version of this interface."""
 
 CONTROLLER: Final = "controller"
-"""Whom a message goes to that is not for a node."""
+"""Recipient of a message that is not for a node."""
 
 LONGEST_MESSAGE: Final = 1 << 20
-"""Bytes that one message may have."""
+"""Most bytes of one message."""
 
 
 class PluginError(AccountingError):
-    """A plugin cannot be used, or does what plugins may not do."""
+    """Plugin that is unusable, or that does what plugins may not do."""
 
 
 class SendFailed(AccountingUnavailable):
-    """A message could not be recorded now; one who does not catch it is called again."""
+    """Message that could not be recorded now; a hook that lets this error pass is called again."""
 
 
 class Rusage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a task used, under the names of ``resource.struct_rusage`` and in its units.
+    """Resource usage of a task, with the names and units of ``resource.struct_rusage``.
 
     Attributes:
         ru_utime: User CPU time, seconds.
@@ -46,7 +47,7 @@ class Rusage(msgspec.Struct, frozen=True, kw_only=True):
         user_us: User CPU time, µs.
         system_us: System CPU time, µs.
         max_rss_bytes: Peak resident size, bytes; None where another task of the node had more.
-        includes_epilog: Whether a TaskEpilog's CPU time is in it.
+        includes_epilog: Whether a TaskEpilog's CPU time is included.
     """
 
     ru_utime: float
@@ -72,7 +73,7 @@ class Rusage(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, task: TaskUsage) -> "Rusage":
-        """What a node told of a task."""
+        """Convert a task's usage as its node reported it."""
         return cls(
             ru_utime=task.user_us / 1e6,
             ru_stime=task.system_us / 1e6,
@@ -91,18 +92,18 @@ class Rusage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """One run of a job, as hooks of slurmctld's side are given it.
+    """One run of a job, the argument of slurmctld's hooks.
 
     Attributes:
-        event_id: The same where a hook is called again for the same thing.
+        event_id: Equal where a hook is called again for the same event.
         cluster: The cluster's name.
         job_id: The raw job id.
         first_submit: With cluster and job_id, the job's identity; UTC.
-        restarts: With those, the run's.
-        at: When it happened, UTC.
-        record: The latest that is known of the run.
-        piece_end: Of a resized job's former size, when that piece ended; None for a run.
-        correction: Whether it says again, better, what a hook was told before.
+        restarts: With those, the run's identity.
+        at: Time of the event, UTC.
+        record: The latest known record of the run.
+        piece_end: For a former size of a resized job, when that piece ended; None for a run.
+        correction: Whether it corrects an earlier call.
     """
 
     event_id: str
@@ -117,43 +118,43 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """The job as Slurm prints it: 123, 123_7, 123+1."""
+        """Job as Slurm prints it: 123, 123_7, 123+1."""
         return display(self.record)
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One step on one node, as hooks of slurmd's side are given it.
+    """One step on one node, the argument of slurmd's hooks.
 
-    What only the launch told is as empty as its defaults where that was lost.
+    Fields that only the launch reports keep their defaults where that report was lost.
 
     Attributes:
-        event_id: The same where a hook is called again for the same thing.
+        event_id: Equal where a hook is called again for the same event.
         cluster: The cluster's name.
         job_id: The raw job id.
         first_submit: With cluster and job_id, the job's identity; UTC.
-        restarts: With those, the run's.
-        step: As Slurm writes it behind the dot: ``batch``, ``extern``, ``0``.
+        restarts: With those, the run's identity.
+        step: Step name, as Slurm writes it behind the dot: ``batch``, ``extern``, ``0``.
         node: NodeName.
-        launched: When it was launched there, UTC.
-        at: When this happened, UTC.
+        launched: Launch time on this node, UTC.
+        at: Time of the event, UTC.
         uid: The job's uid.
         gid: Its gid.
-        tasks: How many tasks it has on this node.
-        cpus: CPUs that it may use there.
-        memory_bytes: Memory that it may use there; None where none is set.
+        tasks: Number of its tasks on this node.
+        cpus: CPUs allocated on this node.
+        memory_bytes: Memory limit on this node; None where none is set.
         name: Last part of the path of the program that srun was given.
         array_job_id: The array's id; 0 for none.
         array_task: The array task's index; "" for none.
         task: In ``slurmd_jobacct_task_exit`` the task's id within the step; else None.
-        end: In ``slurmd_jobacct_jobstep_terminated`` what the node told of the whole step;
+        end: In ``slurmd_jobacct_jobstep_terminated`` the node's report of the whole step;
             None where that was lost.
         smgr_status: In ``slurmd_jobacct_jobstep_terminated`` the raw wait status of the
             session manager's tasks on the node: the highest of those that a signal ended, else
             the highest; None where no task's is known.
-        correction: Whether all hooks of the step are called again, with what is known better.
+        correction: Whether all hooks of the step are called again, with better data.
         withdrawn: In ``slurmd_jobacct_jobstep_terminated``, which alone is called then,
-            whether the step turned out to be none of this run's: what the hooks were told
-            of it is to be forgotten.
+            whether the step turned out to belong to another run: the plugin should discard
+            what earlier calls said of it.
     """
 
     event_id: str
@@ -181,15 +182,15 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plugin has sent to its other half.
+    """Message that a plugin sent to its other half.
 
     Attributes:
-        event_id: The same where a hook is called again for the same message.
-        cluster: The cluster that it is about.
-        to: ``controller``, or a node's name.
-        sender: Likewise.
+        event_id: Equal where a hook is called again for the same message.
+        cluster: Cluster of the hook that sent it.
+        to: Recipient: ``controller``, or a node's name.
+        sender: Sender: likewise.
         data: The plugin's own content.
-        at: When it was sent, UTC.
+        at: Time of sending, UTC.
     """
 
     event_id: str
@@ -201,75 +202,75 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Channel = Callable[[str, bytes], None]
-"""Records a message: to whom, and what."""
+"""Function that records a message: recipient, content."""
 
 
 class JobAcctPlugin:
-    """An accounting plugin: override the hooks that are wanted, the others do nothing.
+    """Base class of accounting plugins: override the hooks you need, the others do nothing.
 
-    It is made without arguments, once for each start of its process. A hook that
-    raises is logged and counted, and the next one is called; only
-    ``steward.core.errors.Unavailable`` means "not now": the same hook is called again later.
+    It is instantiated without arguments, once for each start of its process. A hook that raises is
+    logged and counted, and the next one is called; only ``steward.core.errors.Unavailable`` means
+    "not now": the same hook is called again later.
 
     Attributes:
-        plugin_name: For people.
-        plugin_type: ``jobacct/NAME``, as it is configured; NAME is its entry point's name.
-        api_version: Of this interface, that it was written for.
+        plugin_name: Name for people.
+        plugin_type: ``jobacct/NAME``, as configured; NAME is its entry point's name.
+        api_version: Version of this interface that the plugin was written for.
     """
 
     plugin_name: str = ""
     plugin_type: str = ""
     api_version: int = API_VERSION
     channel: Channel | None = None
-    """How :meth:`send` goes, set while a hook is called for an event."""
+    """Target of :meth:`send`, set while a hook is called for an event."""
 
     def slurmctld_jobacct_init(self, location: str, parameters: str) -> None:
         """Called first: at start, at every reload, and when slurmctld started or reconfigured.
 
         Args:
-            location: JobAcctLoc: where to write, if it writes.
+            location: JobAcctLoc: directory or file to write to, if the plugin writes.
             parameters: JobAcctParameters, see :func:`parse_parameters`.
         """
 
     def slurmctld_jobacct_job_start(self, job: Job) -> None:
-        """A run has started."""
+        """Called when a run has started."""
 
     def slurmctld_jobacct_job_complete(self, job: Job) -> None:
-        """A run is over, also where it was requeued, or a piece of a resized one is."""
+        """Called when a run is over, also by requeue, or a piece of a resized job is."""
 
     def slurmctld_jobacct_job_suspend(self, job: Job) -> None:
-        """A run was suspended, or goes on, as ``job.record.state`` says."""
+        """Called when a run was suspended or resumed, as ``job.record.state`` says."""
 
     def slurmctld_jobacct_fini(self) -> None:
-        """Called last, where the process ends in peace; it has three seconds."""
+        """Called last, at a regular end of the process; it has three seconds."""
 
     def slurmd_jobacct_init(self, parameters: str) -> None:
         """Called after :meth:`slurmctld_jobacct_init`, before all other hooks."""
 
     def slurmd_jobacct_jobstep_launched(self, step: Step) -> None:
-        """A step was launched on a node."""
+        """Called when a step was launched on a node."""
 
     def slurmd_jobacct_smgr(self, step: Step) -> None:
-        """The step's session manager has started its tasks there."""
+        """Called when the step's session manager has started its tasks on the node."""
 
     def slurmd_jobacct_task_exit(self, step: Step, pid: int, status: int, rusage: Rusage) -> None:
-        """A task ended; ``status`` is its raw wait status, see wait(2)."""
+        """Called when a task has ended; ``status`` is its raw wait status, see wait(2)."""
 
     def slurmd_jobacct_jobstep_terminated(self, step: Step) -> None:
-        """The step is over on a node."""
+        """Called when the step is over on a node."""
 
     def slurm_jobacct_process_message(self, message: Message) -> None:
-        """A message has come from the other half."""
+        """Called when a message has come from the other half."""
 
     def send(self, to: Literal["controller", "mynode"], data: bytes) -> None:
-        """Send something to the other half; it is recorded for good when this returns.
+        """Send a message to the other half; it is durable when this returns.
 
         Args:
             to: ``controller``, or ``mynode``: the node that the hook is called for.
             data: The content, up to a MiB.
 
         Raises:
-            PluginError: No hook is being called for an event, or that cannot be sent.
+            PluginError: No hook is being called for an event, or the message is invalid.
             SendFailed: It could not be recorded now.
         """
         if self.channel is None:
@@ -278,11 +279,11 @@ class JobAcctPlugin:
 
 
 class ParameterError(AccountingUsage):
-    """JobAcctParameters are not of the form ``name=value,name=value``."""
+    """JobAcctParameters that are not of the form ``name=value,name=value``."""
 
 
 def parse_parameters(text: str) -> dict[str, str]:
-    """The values of comma-separated ``name=value`` parameters, by name as it was written.
+    """Parse comma-separated ``name=value`` parameters; names keep their case.
 
     Raises:
         ParameterError: A part has no ``=``, or no name, or comes twice.
@@ -300,12 +301,12 @@ def parse_parameters(text: str) -> dict[str, str]:
 
 
 def number_of(text: str, name: str, default: int) -> int:
-    """The whole number that a parameter has; names are the same in any case.
+    """Return a parameter's value as a whole number; names are case-insensitive.
 
     Args:
         text: All parameters.
-        name: The one that is wanted.
-        default: What it is where it is not given.
+        name: The parameter to read.
+        default: Value where it is not given.
 
     Raises:
         ParameterError: It is no whole number of 0 or more.
@@ -319,7 +320,7 @@ def number_of(text: str, name: str, default: int) -> int:
 
 
 class NonePlugin(JobAcctPlugin):
-    """Does nothing."""
+    """Plugin that does nothing."""
 
     plugin_name = "No job accounting plugin"
     plugin_type = "jobacct/none"

@@ -1,7 +1,9 @@
-"""The consumer ``accounting.plugins.NAME``: one third party's plugin, in a process of its own.
+"""Consumer ``accounting.plugins.NAME``: calls one third-party plugin for events, in a process.
 
-Hooks are called at least once: a process that ends in the middle of a batch is
-given the batch again. The daemon and the other plugins do not notice.
+:class:`PluginConsumer` loads the plugin, calls its hooks through ``hooks.Caller``, and keeps its
+cursor in ``state.PluginState``. Each plugin has a process of its own. Hooks are called at least
+once: a process that ends in the middle of a batch gets the batch again. The daemon and other
+plugins are unaffected.
 """
 
 import logging
@@ -33,8 +35,11 @@ from steward.extensions.jobacct_plugins.state import PluginState, state_path
 log = logging.getLogger(__name__)
 
 _MOST_TRIES: Final = 3
+"""Tries of an event that ends the process, before it is skipped."""
 _FINI_S: Final = 3.0
+"""Time limit of the fini hook, in seconds."""
 _BATCH: Final = 200
+"""Most events of one batch."""
 _HOOKS: Final = {
     "slurmctld_jobacct_init": {CONTROLLER_STATE},
     "slurmd_jobacct_init": {CONTROLLER_STATE},
@@ -47,19 +52,20 @@ _HOOKS: Final = {
     "slurmd_jobacct_task_exit": {STEP_USAGE},
     "slurmd_jobacct_jobstep_terminated": {STEP_LAUNCH, STEP_USAGE},
 }
+"""Kinds of events that each hook is called for."""
 
 
 class PluginAway(Unavailable):
-    """A plugin cannot be started now."""
+    """Plugin that cannot be started now."""
 
 
 class Around(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process around a plugin offers.
+    """Facilities of the process that runs a plugin.
 
     Attributes:
         append: Appends events to the journal once, or raises Unavailable.
         stop: Ends every wait.
-        beat: Shows that the process lives.
+        beat: Heartbeat of the process.
     """
 
     append: Append
@@ -68,15 +74,15 @@ class Around(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PluginConsumer:
-    """Feeds one plugin; see ``steward.core.consumers.Consumer``.
+    """Consumer that feeds one plugin; see ``steward.core.consumers.Consumer``.
 
     Args:
         settings: The whole configuration.
         plugin_type: ``jobacct/NAME``.
-        around: What is around it.
+        around: Facilities of the process.
 
     Raises:
-        SqliteError, SqliteUnavailable: Its database cannot be used.
+        SqliteError, SqliteUnavailable: Its database is unusable.
     """
 
     def __init__(self, settings: Settings, plugin_type: str, around: Around) -> None:
@@ -87,7 +93,7 @@ class PluginConsumer:
         self._location = location_of(settings)
         self._around = around
         self._state = PluginState(state_path(settings.state_dir, plugin_type))
-        # As many events one by one as the batch may have had that ended the process.
+        # After a crash, take events singly for as many as the fatal batch may have had.
         self._careful = _BATCH if self._state.was_cut_short() else 0
         self.batch_events = 1 if self._careful else _BATCH
         self._caller: Caller | None = None
@@ -95,11 +101,11 @@ class PluginConsumer:
         self._done: set[int] = set()
 
     def cursor(self) -> int:
-        """Position of the last event that was put to use; 0 at first."""
+        """Return the position of the last applied event; 0 at first."""
         return self._state.cursor()
 
     def tick(self, append: Append) -> float:  # noqa: ARG002 - a consumer's shape
-        """Start the plugin, where that was not done yet.
+        """Start the plugin, if it has not started yet.
 
         Raises:
             PluginAway: It cannot be started now.
@@ -110,18 +116,19 @@ class PluginConsumer:
             except PluginError as error:
                 raise self._refused(str(error)) from error
             except BaseException as error:
-                # Whatever its class does when it is made, it does it to the plugin alone.
+                # A constructor may raise anything; the error must affect this plugin alone.
                 what = f"{self._type} cannot be started: {type(error).__name__}: {error}"
                 raise self._refused(what) from error
             self._state.note_refusal("")
         return 3600.0
 
     def _refused(self, why: str) -> PluginAway:
-        """Note why the plugin does not run, for ``steward accounting plugins``."""
+        """Record why the plugin does not run, for ``steward accounting plugins``."""
         self._state.note_refusal(why)
         return PluginAway(why, self._type)
 
     def _start(self, plugin: JobAcctPlugin) -> None:
+        """Run the plugin's init hooks and build its caller; raise PluginError if one fails."""
         guard = Guard(self._type, plugin, self._of.hook_timeout_s, self._around.beat)
         starting = init_calls(self._location, self._of.parameters)
         for hook, args in starting:
@@ -139,10 +146,10 @@ class PluginConsumer:
         log.info("%s runs: %s", self._type, plugin.plugin_name)
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 - likewise
-        """Call the hooks that events stand for, then move the cursor to ``upto``.
+        """Call the hooks for events, then move the cursor to ``upto``.
 
         Raises:
-            Unavailable: A hook says that what it needs is away.
+            Unavailable: A hook reports that a resource it needs is away.
             SqliteUnavailable: The state directory cannot be written now.
         """
         caller, guard = self._caller, self._guard
@@ -159,7 +166,7 @@ class PluginConsumer:
                     caller.call(event)
                     self._done.add(event.id)
         except Unavailable:
-            # Those that were called are not called again while this process lives.
+            # Events already handled are not repeated while this process lives.
             self._state.give_up()
             raise
         self._state.done(upto, guard.counted())
@@ -168,7 +175,7 @@ class PluginConsumer:
         self.batch_events = 1 if self._careful else _BATCH
 
     def close(self) -> None:
-        """Have the plugin say goodbye."""
+        """Call the plugin's fini hook and close the database."""
         if self._guard is not None:
             try:
                 self._guard.call("slurmctld_jobacct_fini", limit_s=_FINI_S)
@@ -178,14 +185,15 @@ class PluginConsumer:
 
 
 def consumer_name(plugin_type: str) -> str:
-    """The name of the consumer, and of the process, of a plugin."""
+    """Return the name of a plugin's consumer, which is also its process's name."""
     return f"accounting.plugins.{plugin_type.partition('/')[2]}"
 
 
 def location_of(settings: Settings) -> str:
-    """JobAcctLoc: where plugins write."""
+    """Return JobAcctLoc: the directory where plugins write."""
     return settings.accounting.location or f"{settings.state_dir}/joblog"
 
 
 def _overrides(plugin: JobAcctPlugin, hook: str) -> bool:
+    """Return True if the plugin overrides a hook."""
     return getattr(type(plugin), hook) is not getattr(JobAcctPlugin, hook)

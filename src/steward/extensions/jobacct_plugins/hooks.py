@@ -1,9 +1,10 @@
-"""Calls a plugin's hooks so that what goes wrong in them harms the plugin alone.
+"""Hook calls of accounting plugins: maps events to hooks, and contains errors and hangs.
 
-A hook may raise anything, ask the process to end, or never return. The last is
-ended by an alarm, which interrupts Python code and system calls; a hook that
-hangs beyond that (in a library's C code) is ended by the supervisor, which
-sees that the process does not beat, together with the process.
+:class:`Caller` turns an event into calls (:class:`Job`, :class:`Step`, :class:`Message`),
+:class:`Guard` makes each call with a time limit and counts errors. A hook may raise anything, ask
+the process to end, or never return. An alarm ends the last, as it interrupts Python code and system
+calls; a hook that hangs beyond that (in a library's C code) is ended together with the process by
+the supervisor, which misses the heartbeat.
 """
 
 import logging
@@ -37,22 +38,25 @@ from steward.extensions.jobacct_plugins.state import Failure
 log = logging.getLogger(__name__)
 
 TIME_OUT: Final = "time-out"
+"""Kind of error of a hook that took too long."""
 _AGAIN_S: Final = 1.0
+"""Interval of repeated alarms, in seconds."""
 _LONGEST_TEXT: Final = 500
+"""Most characters of an error text to keep."""
 
 
 class HookTimeout(BaseException):
-    """A hook took too long; not an Exception, so that hooks do not catch it by mistake."""
+    """Time-out of a hook; not an Exception, so that hooks do not catch it by mistake."""
 
 
 class Guard:
-    """Calls the hooks of one plugin.
+    """Guard that calls one plugin's hooks with a time limit and counts their errors.
 
     Args:
-        plugin_type: Which plugin, for the log.
+        plugin_type: The plugin's type, for the log.
         plugin: The plugin.
-        limit_s: How long a hook may take, in seconds.
-        beat: Called before each hook, to show that the process lives.
+        limit_s: Time limit of a hook, in seconds.
+        beat: Heartbeat, called before each hook.
     """
 
     def __init__(
@@ -74,15 +78,15 @@ class Guard:
             signal.signal(signal.SIGALRM, self._on_alarm)
 
     def call(self, hook: str, *args: Any, limit_s: float = 0.0) -> bool:
-        """Call a hook; whether it came back as it should.
+        """Call a hook; return True if it returned normally.
 
         Args:
             hook: Its name.
-            args: What it is given.
-            limit_s: How long it may take, in seconds; as usual if 0.
+            args: Its arguments.
+            limit_s: Time limit in seconds; the usual one if 0.
 
         Raises:
-            Unavailable: What it needs is away: it is to be called again later.
+            Unavailable: A resource it needs is away: it must be called again later.
         """
         self._beat()
         try:
@@ -93,7 +97,7 @@ class Guard:
         except HookTimeout:
             self.failed(hook, TIME_OUT, f"took longer than {limit_s or self._limit_s:g} s")
         except BaseException as error:
-            # SystemExit and KeyboardInterrupt, too: a hook cannot end what it does not own.
+            # Catch SystemExit and KeyboardInterrupt, too: a hook may not end the process.
             self.failed(hook, type(error).__name__, str(error), error)
         else:
             return True
@@ -125,13 +129,13 @@ class Guard:
             )
 
     def counted(self) -> list[Failure]:
-        """What went wrong since the last call."""
+        """Return and clear the errors since the last call."""
         counted, self._counted = list(self._counted.values()), {}
         return counted
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """For the length of our own work within a hook, the hook's time stands still."""
+        """Stop the hook's clock during Steward's own work within a hook."""
         if not self._is_limited:
             yield
             return
@@ -146,11 +150,12 @@ class Guard:
 
     @contextmanager
     def _limited(self, limit_s: float) -> Iterator[None]:
+        """Run the body with an alarm after ``limit_s`` seconds."""
         if not self._can_limit:
             yield
             return
         self._is_limited = True
-        # Again and again: a hook may have caught the first one.
+        # Repeat the alarm: a hook may have caught the first one.
         signal.setitimer(signal.ITIMER_REAL, limit_s, _AGAIN_S)
         try:
             yield
@@ -176,20 +181,21 @@ _OF_START: Final = (
     *("uid", "gid", "tasks", "cpus", "memory_bytes", "name"),
     *("array_job_id", "array_task"),
 )
+"""Fields of a step that its launch report fills."""
 _SIGNAL: Final = 0x7F
-"""The bits of a wait status that hold a signal."""
+"""Bits of a wait status that hold a signal."""
 _MESSAGE: Final = "slurm_jobacct_process_message"
 
 Call = tuple[str, str, str, tuple[Any, ...]]
-"""A hook, what makes it differ from the event's other calls, its node, its arguments."""
+"""Hook, suffix that tells it from the event's other calls, node, arguments."""
 
 
 InitCalls = Sequence[tuple[str, tuple[str, ...]]]
-"""The hooks of a start, and their arguments."""
+"""Hooks of a start, with their arguments."""
 
 
 def init_calls(location: str, parameters: str) -> InitCalls:
-    """The hooks of a start of Steward or slurmctld, in order, with their arguments."""
+    """Return the init hooks, in order: called when Steward or slurmctld starts."""
     return (
         ("slurmctld_jobacct_init", (location, parameters)),
         ("slurmd_jobacct_init", (parameters,)),
@@ -197,14 +203,14 @@ def init_calls(location: str, parameters: str) -> InitCalls:
 
 
 class Caller:
-    """Calls one plugin's hooks for events.
+    """Caller of one plugin's hooks for events.
 
     Args:
-        plugin_type: Whose messages are its own.
+        plugin_type: Type of the plugin, which selects its messages.
         plugin: The plugin.
-        guard: Calls it.
+        guard: Makes the calls.
         sending: Sends its messages.
-        overridden: The hooks that do something.
+        overridden: The hooks that the plugin overrides.
         starting: Calls of `slurmctld_jobacct_init` when slurmctld starts or reconfigures.
     """
 
@@ -236,8 +242,8 @@ class Caller:
         """Call the hooks that an event stands for.
 
         Raises:
-            Unavailable: A hook says that what it needs is away. Called again, it is the first
-                that is: an event of thousands of tasks does not begin anew.
+            Unavailable: A hook reports that a resource it needs is away. Called again, the event
+                continues with that hook: one of thousands of tasks does not start over.
         """
         for hook, which, node, args in self._by_kind[event.kind](event):
             passed = (event.id, hook, which)
@@ -262,6 +268,7 @@ class Caller:
         self._passed.clear()
 
     def _of_run(self, event: Event) -> Iterator[Call]:
+        """Yield the call for a job's start, end or suspension."""
         fact: RunFact = event.body
         job = Job(
             event_id=_id(event),
@@ -277,6 +284,7 @@ class Caller:
         yield _JOB_HOOKS[event.kind], "", "", (job,)
 
     def _of_usage(self, event: Event) -> Iterator[Call]:
+        """Yield the calls for a step's usage: its start, each task's exit, its end."""
         usage: StepUsage = event.body
         step = _step_of(event, usage)
         node = usage.node
@@ -295,6 +303,7 @@ class Caller:
         yield _TERMINATED, "", node, (over,)
 
     def _of_launch(self, event: Event) -> Iterator[Call]:
+        """Yield the calls for a step's launch, or for its withdrawal."""
         usage: StepUsage = event.body
         step = _step_of(event, usage)
         if usage.withdrawn:
@@ -304,12 +313,14 @@ class Caller:
             yield from _begin(step, usage)
 
     def _of_controller(self, event: Event) -> Iterator[Call]:
+        """Yield the init calls when slurmctld has started."""
         state: ControllerState = event.body
         if state.daemon == "slurmctld" and state.up:
             for hook, args in self._starting:
                 yield hook, "", "", args
 
     def _of_message(self, event: Event) -> Iterator[Call]:
+        """Yield the call for a message of this plugin."""
         body: PluginMessage = event.body
         if body.plugin_type != self._type:
             return
@@ -325,19 +336,21 @@ class Caller:
 
 
 def _begin(step: Step, usage: StepUsage) -> Iterator[Call]:
+    """Yield the two calls of a step's start."""
     yield _LAUNCHED, "", usage.node, (_named(step, "launched", usage.launched_us),)
-    # Nodes tell of the session manager by the launch: it starts the tasks.
+    # A node's launch report also implies the session manager: it starts the tasks.
     yield _SMGR, "", usage.node, (_named(step, "smgr", usage.launched_us),)
 
 
 def _status_of(tasks: Iterable[TaskUsage]) -> int | None:
-    """The status of a step's tasks together: as slurmstepd's, a signal goes before an exit code."""
+    """Combine the statuses of a step's tasks as slurmstepd does: a signal precedes an exit code."""
     statuses = [task.status for task in tasks]
     by_signal = [status for status in statuses if status & _SIGNAL]
     return max(by_signal or statuses, default=None)
 
 
 def _step_of(event: Event, usage: StepUsage) -> Step:
+    """Build a hook's step from an event."""
     step = Step(
         event_id=_id(event),
         cluster=event.cluster,
@@ -362,6 +375,6 @@ def _id(event: Event) -> str:
 
 
 def _named(step: Step, which: str, at_us: int | None) -> Step:
-    """The step for one of its event's calls, which is told from the others by its id."""
+    """Return the step for one of its event's calls, with an id that tells it from the others."""
     at = step.at if at_us is None else moment(at_us)
     return msgspec.structs.replace(step, event_id=f"{step.event_id}#{which}", at=at)

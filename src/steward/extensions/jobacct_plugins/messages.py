@@ -1,4 +1,4 @@
-"""Messages of plugins: recorded durably before their sender goes on, delivered by the journal."""
+"""Messages between a plugin's halves: recorded durably in send(), delivered as events."""
 
 import hashlib
 import logging
@@ -21,22 +21,24 @@ from steward.extensions.jobacct_plugins.api import (
 log = logging.getLogger(__name__)
 
 RETRIES: Final = "MaxSendRetries"
+"""Parameter with the number of tries after the first."""
 DELAY: Final = "MaxSendRetryDelay"
+"""Parameter with the time between tries, in seconds."""
 _RETRIES: Final = 3
 _DELAY_S: Final = 1
 MOST_DELAY_S: Final = 60
-"""Longer waits would look like a hang."""
+"""Longest accepted delay, in seconds: longer waits would look like a hang."""
 
 
 class Sending:
-    """Sends the messages of one plugin.
+    """Sender of one plugin's messages; retries as the plugin's parameters say.
 
     Args:
-        plugin_type: Whose they are.
+        plugin_type: The plugin's type.
         parameters: JobAcctParameters.
         append: Appends events once.
         stop: Ends the waiting between tries.
-        beat: Called at each try, to show that the process lives.
+        beat: Heartbeat, called at each try.
 
     Raises:
         ParameterError: One of the parameters is no number.
@@ -58,18 +60,18 @@ class Sending:
         self._delay_s = min(number_of(parameters, DELAY, _DELAY_S), MOST_DELAY_S)
 
     def send(self, cause: Event, place: str, node: str, to: str, data: bytes) -> None:
-        """Send one.
+        """Record one message as an event.
 
         Args:
             cause: The event that the hook was called for.
-            place: Which hook, and the how-manieth message of it: the same cause sends the
-                same message under the same key.
-            node: Where the hook is; "" for the controller.
+            place: Hook and message number within it: the same cause sends the same message
+                under the same key.
+            node: Node of the hook; "" for the controller.
             to: ``controller`` or ``mynode``.
             data: The content.
 
         Raises:
-            PluginError: It cannot be sent.
+            PluginError: The message is invalid.
             SendFailed: It could not be recorded in as many tries as the parameters say.
         """
         if to not in (CONTROLLER, "mynode"):
@@ -98,6 +100,7 @@ class Sending:
         self._patiently(event)
 
     def _patiently(self, event: Event) -> None:
+        """Append an event, with retries."""
         for attempt in range(self._retries + 1):
             self._beat()
             try:

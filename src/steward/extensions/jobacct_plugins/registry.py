@@ -1,4 +1,4 @@
-"""Finds accounting plugins: by their type, among the entry points of installed packages."""
+"""Registry of accounting plugins: finds them by type among installed packages' entry points."""
 
 from typing import TYPE_CHECKING, Final
 
@@ -10,32 +10,32 @@ if TYPE_CHECKING:
 
 
 GROUP: Final = "steward.jobacct"
-"""The group of entry points; the name of one is what follows ``jobacct/`` in a type."""
+"""Entry point group; an entry's name is what follows ``jobacct/`` in the plugin type."""
 
 PREFIX: Final = "jobacct/"
 NONE: Final = "jobacct/none"
 LOG: Final = "jobacct/log"
 BUILT_IN: Final = (NONE, LOG)
-"""Those that have no process of a plugin: one does nothing, one is a consumer of its own."""
+"""Types without a plugin process: one does nothing, the other is a consumer of its own."""
 
 
 def types_of(text: str) -> tuple[str, ...]:
-    """The types that JobAcctType names, each once, in their order."""
+    """Parse JobAcctType into plugin types, without duplicates, in their order."""
     return tuple(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
 
 
 def third_parties(text: str) -> tuple[str, ...]:
-    """Those of them that run in a plugin's process."""
+    """Return the configured types that run in a plugin process."""
     return tuple(one for one in types_of(text) if one not in BUILT_IN)
 
 
 def known_types() -> dict[str, "EntryPoint"]:
-    """What installed packages offer, by type, sorted."""
+    """Return the plugins of installed packages, by type, sorted."""
     return {f"{PREFIX}{name}": entry for name, entry in offers_of(GROUP).items()}
 
 
 def entry_of(plugin_type: str) -> "EntryPoint":
-    """Where the plugin of a type is.
+    """Return the entry point of a plugin type.
 
     Raises:
         PluginError: No installed package offers it.
@@ -50,16 +50,16 @@ def entry_of(plugin_type: str) -> "EntryPoint":
 
 
 def class_of(plugin_type: str) -> type[JobAcctPlugin]:
-    """The plugin of a type, imported now.
+    """Import the plugin class of a type.
 
     Raises:
-        PluginError: No installed package offers it, or what it offers is no such plugin.
+        PluginError: No installed package offers it, or its object is no such plugin.
     """
     entry = entry_of(plugin_type)
     try:
         found = entry.load()
     except BaseException as error:
-        # Whatever a module does when it is imported, it does it to the plugin alone.
+        # An import may raise anything; the error must affect this plugin alone.
         raise PluginError(
             f"{plugin_type} ({entry.value}) cannot be imported: {type(error).__name__}: {error}",
             plugin_type,

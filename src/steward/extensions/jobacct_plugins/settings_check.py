@@ -1,4 +1,4 @@
-"""What is wrong with the settings of accounting plugins and of the job log."""
+"""Settings check for accounting plugins and the job log: the section [accounting]."""
 
 import os
 import re
@@ -16,7 +16,7 @@ _TYPE: Final = re.compile(r"jobacct/[A-Za-z0-9_-]{1,64}")
 
 
 def check_settings(settings: Settings) -> Iterator[Problem]:
-    """Yield all that is wrong with [accounting]."""
+    """Yield a problem for each invalid setting of [accounting]."""
     of = settings.accounting
     types = types_of(of.type)
     key = ("accounting", "type")
@@ -40,6 +40,7 @@ def check_settings(settings: Settings) -> Iterator[Problem]:
 
 
 def _location(settings: Settings) -> Iterator[Problem]:
+    """Yield a problem where the job log's directory is relative, or inside a spool or archive."""
     location = settings.accounting.location
     key = ("accounting", "location")
     if not location:

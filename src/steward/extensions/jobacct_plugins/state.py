@@ -1,8 +1,9 @@
-"""What the process of a plugin keeps: its place, and what went wrong.
+"""State database of a plugin's process: cursor, tries of the current batch, and hook errors.
 
-The place of a batch that is being tried is written down before its hooks are
-called. A plugin that takes its whole process with it is so found out: at the
-next start events come one at a time, and the one that ends it thrice is passed over.
+:class:`PluginState` is written by the process, :func:`read_health` reads errors for ``steward
+accounting plugins``. The position of a batch is stored before its hooks are called. This finds a
+plugin that crashes its whole process: after the restart events come one at a time, and one that
+ends the process three times is skipped.
 """
 
 from collections.abc import Iterable
@@ -40,22 +41,22 @@ MIGRATIONS: Final = (
         PRIMARY KEY (hook, kind)
     ) WITHOUT ROWID;
     """,
-    # Launches are told of as a whole now.
+    # A launch is one event since this version.
     "DROP TABLE launch;",
     "ALTER TABLE cursor ADD COLUMN refusal TEXT NOT NULL DEFAULT '';",
 )
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """A kind of error of a plugin.
+    """Errors of one kind in one hook of a plugin.
 
     Attributes:
-        hook: In which hook; ``*`` where the whole process ended.
+        hook: The hook; ``*`` where the whole process ended.
         kind: The exception's class; ``crash`` where the process ended, ``time-out``.
         count: How often.
-        first_s: When first, seconds since the epoch.
-        last_s: When last.
-        text: What it said last.
+        first_s: Time of the first, seconds since the epoch.
+        last_s: Time of the last.
+        text: Text of the last.
     """
 
     hook: str
@@ -67,12 +68,12 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 def state_path(state_dir: str, plugin_type: str) -> str:
-    """The database of a plugin's process."""
+    """Return the path of the database of a plugin's process."""
     return f"{state_dir}/accounting-{plugin_type.partition('/')[2]}.db"
 
 
 class PluginState:
-    """The database of one plugin's process.
+    """State database of one plugin's process.
 
     Args:
         path: The file.
@@ -83,20 +84,20 @@ class PluginState:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        # NORMAL: what a power loss takes is called again, which hooks have to bear anyway.
+        # NORMAL: after a power loss hooks are called again, which they must tolerate anyway.
         self._connection: Connection = open_database(path, MIGRATIONS, synchronous="NORMAL")
 
     def cursor(self) -> int:
-        """Position of the last event that was put to use; 0 at first."""
+        """Return the position of the last applied event; 0 at first."""
         return int(self._row("SELECT position FROM cursor")[0])
 
     def was_cut_short(self) -> bool:
-        """Whether the process ended while it tried what comes next."""
+        """Return True if the process ended while it tried the next batch."""
         trying, position = self._row("SELECT trying, position FROM cursor")
         return bool(trying == position)
 
     def begin(self) -> int:
-        """Note that what comes next is tried now; how often it was, this time included."""
+        """Record a try of the next batch; return the number of its tries, this one included."""
         with transaction(self._connection, self._path) as connection:
             connection.execute(
                 "UPDATE cursor SET trying = position, "
@@ -105,21 +106,21 @@ class PluginState:
         return int(self._row("SELECT tries FROM cursor")[0])
 
     def note_refusal(self, why: str) -> None:
-        """Note why the plugin does not run; "" when it runs."""
+        """Record why the plugin does not run; "" when it runs."""
         with transaction(self._connection, self._path) as connection:
             connection.execute("UPDATE cursor SET refusal = ? WHERE refusal <> ?", (why, why))
 
     def give_up(self) -> None:
-        """What was tried is tried again later, and it was not the plugin's fault."""
+        """Reset the tries: the batch is postponed through no fault of the plugin."""
         with transaction(self._connection, self._path) as connection:
             connection.execute("UPDATE cursor SET trying = -1, tries = 0")
 
     def done(self, position: int, failures: Iterable[Failure]) -> None:
-        """Move the cursor, with what is to be remembered.
+        """Move the cursor and add the errors.
 
         Args:
-            position: Where to; a replayed event may come with one that was passed long ago.
-            failures: What went wrong, counted since the last call.
+            position: New position; a replayed event may come with an older one, which is ignored.
+            failures: Errors since the last call.
         """
         with transaction(self._connection, self._path) as connection:
             self._count(connection, failures)
@@ -139,16 +140,16 @@ class PluginState:
             return self._connection.execute(sql).fetchone()
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the database."""
         self._connection.close()
 
 
 class Health(msgspec.Struct, frozen=True):
-    """What a plugin's process noted of it.
+    """Health of a plugin, as its process recorded it.
 
     Attributes:
         refusal: Why it does not run; "" when it runs.
-        failures: What went wrong in its hooks, the latest first.
+        failures: Errors of its hooks, the latest first.
     """
 
     refusal: str = ""
@@ -156,7 +157,7 @@ class Health(msgspec.Struct, frozen=True):
 
 
 def read_health(state_dir: str, plugin_type: str) -> Health:
-    """Read what a plugin's process noted.
+    """Read a plugin's health from its database.
 
     Raises:
         SqliteUnavailable: It has not run yet, or its database cannot be read now.

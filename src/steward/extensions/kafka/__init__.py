@@ -1,4 +1,4 @@
-"""Kafka as a sink: how a cluster is reached, and the topic that scripts are sent to."""
+"""Kafka: archive sinks that write scripts to a topic, and sources that consume such a topic."""
 
 from typing import TYPE_CHECKING
 

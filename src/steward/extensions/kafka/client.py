@@ -1,7 +1,10 @@
-"""How a Kafka cluster is reached: from our settings to librdkafka's, and its log to ours.
+"""Kafka client setup: converts [broker] settings to librdkafka's, and routes its log to Steward's.
 
-The names are those of librdkafka's CONFIGURATION.md. Passwords are read from
-their files when a client is made, so that a changed one is taken up by the next.
+:class:`Reached` makes producers and consumers (``destination`` and ``source`` use it), masks
+secrets, limits repeated log messages and adds remedies to errors. :func:`check_settings` validates
+the options of every configured broker. Option names are those of librdkafka's CONFIGURATION.md.
+Passwords are read from their files when a client is made, so a changed one applies to the next
+client.
 """
 
 import logging
@@ -18,14 +21,19 @@ from steward.extensions.kafka.settings import KafkaSettings, KafkaSinkSettings
 log = logging.getLogger("steward.kafka")
 
 _LARGEST_SECRET: Final = 65_536
+"""Most bytes read of a password file."""
 _HIDDEN: Final = "***"
 _SAME_AGAIN_S: Final = 300.0
+"""Interval at which an equal message is logged again, in seconds."""
 _MOST_REMEMBERED: Final = 200
+"""Most messages remembered to detect repeats."""
 _NUMBER: Final = re.compile(r"\d+")
 _SECRET_WORDS: Final = ("password", "secret", "pem", "token", "jaas")
+"""Parts of option names whose values are secret."""
 _PLUGINS: Final = "plugin.library.paths"
+"""Option that would load libraries."""
 _TOGETHER: Final = "Failed to create"
-"""How librdkafka begins where single settings are right, but not so together."""
+"""Start of librdkafka's error where single settings are right, but not their combination."""
 _REMEDIES: Final = {
     "_AUTHENTICATION": "check 'user' and 'password_file'",
     "SASL_AUTHENTICATION_FAILED": "check 'user' and 'password_file'",
@@ -39,21 +47,22 @@ _REMEDIES: Final = {
     "_UNKNOWN_TOPIC": "{make_topic}",
     "_UNKNOWN_PARTITION": "{make_topic}",
 }
+"""Remedies by the name of a KafkaError."""
 
 
 class KafkaUnavailable(Unavailable):
-    """A Kafka cluster cannot be reached, or not be used, now."""
+    """Kafka cluster that is temporarily unreachable or unusable."""
 
 
 class Reached:
-    """What clients of one Kafka cluster have in common: settings, log, and words for errors.
+    """Access to one Kafka cluster, shared by its clients: settings, log, and error texts.
 
     Args:
-        settings: How it is reached.
-        name: Of what uses it, for the log: ``archive.NAME``, ``consume.NAME``.
+        settings: The broker settings.
+        name: Name of the user of the cluster, for the log: ``archive.NAME``, ``consume.NAME``.
 
     Raises:
-        KafkaUnavailable: A file cannot be read now, or the package confluent-kafka is not there.
+        KafkaUnavailable: A file cannot be read now, or the package confluent-kafka is missing.
     """
 
     def __init__(self, settings: KafkaSettings, name: str) -> None:
@@ -74,6 +83,7 @@ class Reached:
         self.config = self._config()
 
     def _config(self) -> dict[str, Any]:
+        """Build the settings that all clients of the cluster share."""
         of = self.settings
         security = ("SASL_" if of.sasl else "") + ("SSL" if of.tls else "PLAINTEXT")
         config: dict[str, Any] = {
@@ -81,7 +91,7 @@ class Reached:
             "client.id": f"steward-{self._name}",
             "security.protocol": security,
             "socket.timeout.ms": _ms(of.timeout_s),
-            # Brokers close idle connections, which is no news.
+            # Brokers close idle connections, which needs no log message.
             "log.connection.close": False,
             "reconnect.backoff.max.ms": 2000,
             "error_cb": self._on_error,
@@ -99,14 +109,14 @@ class Reached:
         return config | {option: path for option, path in files.items() if path}
 
     def configured(self, role: dict[str, Any]) -> dict[str, Any]:
-        """The settings of a client: what all have, what this role needs, and the site's options."""
+        """Return a client's settings: common ones, those of its role, and the site's options."""
         return {**self.config, **role, **self.settings.options}
 
     def make(self, kind: str, role: dict[str, Any]) -> Any:
-        """A client (``Producer`` or ``Consumer``).
+        """Create a client (``Producer`` or ``Consumer``).
 
         Raises:
-            KafkaUnavailable: librdkafka does not take the settings, a file among them.
+            KafkaUnavailable: librdkafka rejects the settings, or a file they name.
         """
         try:
             return getattr(self.lib, kind)(self.configured(role))
@@ -116,6 +126,7 @@ class Reached:
             ) from error
 
     def _secret(self, path: str) -> str:
+        """Read a password file, and remember the password for masking."""
         try:
             with open(path, "rb") as file:
                 secret = file.read(_LARGEST_SECRET).decode().strip("\r\n")
@@ -127,30 +138,30 @@ class Reached:
         return secret
 
     def hidden(self, text: str) -> str:
-        """A text of librdkafka's without our secrets."""
+        """Mask the secrets in a text of librdkafka."""
         for secret in self._secrets:
             if secret:
                 text = text.replace(secret, _HIDDEN)
         return text
 
     def _on_error(self, error: Any) -> None:
-        # Told from within poll and flush. The client goes on by itself; what it is asked to do
-        # fails by its own time-out, which then says too little.
+        # Called from within poll and flush. The client recovers alone; a request fails by its own
+        # time-out, whose error says too little, so this one is kept.
         if error.code() != self.lib.KafkaError._ALL_BROKERS_DOWN or not self._last:
             self._last = self.told(error)
 
     def take_last(self) -> str:
-        """What went wrong since this was last asked; "" for nothing."""
+        """Return and clear the last error; "" if there was none."""
         last, self._last = self._last, ""
         return last
 
     def told(self, error: Any) -> str:
-        """A KafkaError in words, with what to do about it where that can be said."""
+        """Describe a KafkaError, with a remedy where one is known."""
         of = self.settings
         text = self.hidden(error.str())
         name = error.name()
         if name not in _REMEDIES and "SSL" in text:
-            # A failed handshake is at times told of as a connection that was lost.
+            # librdkafka sometimes reports a failed TLS handshake as a lost connection.
             name = "_SSL"
         remedy = _REMEDIES.get(name, "").format(
             user=repr(of.user) if of.user else "us", topic=of.topic, make_topic=make_topic(of)
@@ -158,7 +169,7 @@ class Reached:
         return f"{text}; {remedy}" if remedy else text
 
     def where(self) -> str:
-        """The cluster's brokers and the topic, for messages."""
+        """Return the topic and the brokers as text for messages."""
         return f"topic {self.settings.topic} at {', '.join(self.settings.servers)}"
 
     def _logger(self) -> logging.Logger:
@@ -167,29 +178,30 @@ class Reached:
         return logger
 
     def _hide(self, record: logging.LogRecord) -> bool:
-        """Make a record fit for our log; whether it is to be in it."""
+        """Mask secrets in a log record and limit its level; return False to drop a repeated one."""
         record.msg, record.args = self.hidden(record.getMessage()), ()
-        # An outage is told of at every try to connect, for hours: the numbers alone differ.
+        # librdkafka logs an outage at every reconnect, for hours; those messages differ in numbers
+        # only.
         what = _NUMBER.sub("", record.msg)
         if record.created - self._logged.get(what, 0.0) < _SAME_AGAIN_S:
             return False
         if len(self._logged) >= _MOST_REMEMBERED:
             self._logged.clear()
         self._logged[what] = record.created
-        # Lost connections are restored by themselves; what is not is said by who waits for it.
+        # librdkafka restores lost connections; the waiting caller reports errors that last.
         record.levelno = min(record.levelno, logging.WARNING)
         record.levelname = logging.getLevelName(record.levelno)
         return True
 
 
 def refused_option(kind: str, option: str, value: str) -> str:
-    """Why librdkafka does not take one of a site's options; "" where it does.
+    """Return why librdkafka rejects one of a site's options; "" if it accepts the option.
 
-    What depends on other settings, or cannot be known since the package confluent-kafka is not
-    there, is no reason.
+    Problems that depend on other settings are ignored, and so is every option while the package
+    confluent-kafka is missing.
 
     Args:
-        kind: Of the client: ``Producer`` or ``Consumer``.
+        kind: Kind of client: ``Producer`` or ``Consumer``.
         option: The option, as CONFIGURATION.md of librdkafka names it.
         value: Its value.
     """
@@ -198,8 +210,8 @@ def refused_option(kind: str, option: str, value: str) -> str:
     except ImportError:
         return ""
     if option == _PLUGINS:
-        return ""  # they would be loaded here
-    # No broker is named, so nobody is asked.
+        return ""  # checking would load the plugins
+    # The configuration names no broker, so no connection is made.
     config = {"log_level": "0", option: value}
     try:
         getattr(lib, kind)(config | ({"group.id": "steward"} if kind == "Consumer" else {}))
@@ -212,7 +224,7 @@ def refused_option(kind: str, option: str, value: str) -> str:
 
 
 def make_topic(settings: KafkaSettings) -> str:
-    """The command that makes the topic, with a limit that lets every script through."""
+    """Return the command that creates the topic, with a size limit that fits every script."""
     return (
         f"make it: kafka-topics.sh --bootstrap-server {settings.servers[0]} --create "
         f"--topic {settings.topic} --config max.message.bytes=16777216"
@@ -220,12 +232,12 @@ def make_topic(settings: KafkaSettings) -> str:
 
 
 def _ms(seconds: float) -> int:
-    # What librdkafka takes for socket.timeout.ms.
+    # librdkafka accepts 10 to 300,000 for socket.timeout.ms.
     return max(10, min(300_000, int(seconds * 1000)))
 
 
 def check_settings(settings: Settings) -> Iterator[Problem]:
-    """Yield the options of brokers that librdkafka does not take."""
+    """Yield a problem for each broker option that librdkafka rejects."""
     for name, sink in settings.archive.sink.items():
         if isinstance(sink, KafkaSinkSettings):
             yield from _refused_options(
@@ -236,6 +248,7 @@ def check_settings(settings: Settings) -> Iterator[Problem]:
 
 
 def _refused_options(key: KeyPath, broker: KafkaSettings, kind: str) -> Iterator[Problem]:
+    """Yield a problem for each option that librdkafka rejects."""
     for option, value in broker.options.items():
         why = refused_option(kind, option, value)
         if why:

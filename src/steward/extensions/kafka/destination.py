@@ -1,8 +1,9 @@
-"""Sends scripts to a Kafka topic, and looks at the outcome of every message.
+"""Kafka sink: sends archived scripts to a topic and checks the delivery of every message.
 
-The producer is idempotent: what it repeats by itself, after a broker's restart
-say, is in the topic once. What *we* send again, since we cannot know what became
-of it, comes twice, with the same id and version.
+:class:`KafkaDestination` implements the archive's ``Destination`` for sinks of kind "kafka";
+:data:`SINK_KIND` registers it. The producer is idempotent: a message that librdkafka retries, after
+a broker's restart for example, is in the topic once. A message that Steward sends again, because
+its delivery is unknown, comes twice, with the same id and version.
 """
 
 import logging
@@ -20,17 +21,20 @@ from steward.extensions.kafka.settings import KafkaSinkSettings
 log = logging.getLogger(__name__)
 
 _LEAST_QUEUE_KIB: Final = 16 * 1024
+"""Smallest queue of the producer, in KiB."""
 _LAST_WORDS_S: Final = 2.0
+"""Time limit of the last flush, in seconds."""
 _SLACK_S: Final = 10.0
+"""Time beyond the brokers' time-out to wait for delivery reports, in seconds."""
 _POLL_S: Final = 0.1
 
 
 class KafkaDestination:
-    """A topic; see ``steward.archive.remote.destination.Destination``.
+    """Kafka topic as an archive destination; see ``archive.remote.destination.Destination``.
 
-    ``expire`` does nothing: how long a topic keeps its messages is the topic's setting
-    ``retention.ms``. ``send`` takes up to ``broker.timeout_s`` seconds and some more before it
-    says that the brokers are away.
+    ``expire`` does nothing: the topic's setting ``retention.ms`` limits the age of messages.
+    ``send`` waits ``broker.timeout_s`` seconds and a little more before it reports that the brokers
+    are away.
 
     Args:
         settings: The sink's settings.
@@ -38,7 +42,7 @@ class KafkaDestination:
 
     Raises:
         KafkaUnavailable: The password's file cannot be read now, or the package confluent-kafka
-            is not there.
+            is missing.
     """
 
     def __init__(self, settings: KafkaSinkSettings, name: str = "kafka") -> None:
@@ -48,13 +52,13 @@ class KafkaDestination:
         self._producer: Any = None
 
     def send(self, documents: Sequence[Document]) -> list[Refusal]:
-        """Send documents, in their order; on return each is acknowledged by all replicas.
+        """Send documents, in their order; on return all replicas have acknowledged each.
 
-        A message that is too large for the topic, or for ``max_message_bytes``, is refused.
+        A message too large for the topic, or for ``max_message_bytes``, is returned as a refusal.
 
         Raises:
-            KafkaUnavailable: The brokers, the topic or the right to write to it are not there;
-                nothing is known of any of the documents.
+            KafkaUnavailable: The brokers, the topic or the permission to write to it is missing;
+                the delivery of every document is unknown.
         """
         wanted = [(document, self._encoded(document)) for document in documents]
         errors = self._deliver((doc, value) for doc, value in wanted if value is not None)
@@ -62,8 +66,8 @@ class KafkaDestination:
         self._check(error for _, error in errors if not self._is_too_large(error))
         refusals: dict[str, Refusal] = {}
         for document, value in wanted:
-            # A topic refuses a batch as a whole: alone each shows whether it is too large
-            # itself. What is newer of the same script goes again, to come after it.
+            # A topic refuses a batch as a whole: sent alone, each message shows whether it is too
+            # large. Newer versions of the same script are sent again, so that they come last.
             if document.id not in large or value is None:
                 continue
             alone = self._deliver([(document, value)])
@@ -75,31 +79,32 @@ class KafkaDestination:
         return list(refusals.values())
 
     def expire(self, before: datetime) -> None:
-        """Nothing: the topic's own retention removes what is old."""
+        """Do nothing: the topic's own retention removes old messages."""
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         if self._producer is not None:
-            # Nothing is under way between two calls of send, unless it failed.
+            # No message is in flight between two calls of send, unless one failed.
             self._producer.purge()
             self._producer.flush(_LAST_WORDS_S)
             self._producer = None
 
     def _encoded(self, document: Document) -> bytes | None:
+        """Encode a document; None for a correction in SArchive's format."""
         if not self._settings.environments and document.environment is not None:
             import msgspec
 
             document = msgspec.structs.replace(document, environment=None)
         if self._settings.message == "steward":
             return encode(document)
-        # Such a message tells nothing that a correction could change.
+        # SArchive's format has no field that a correction could change.
         return None if document.corrects else encode_sarchive(document)
 
     def _deliver(self, messages: Iterable[tuple[Document, bytes]]) -> list[tuple[Document, Any]]:
-        """Have messages sent, and wait until something is known of each.
+        """Send messages and wait for the delivery report of each.
 
         Returns:
-            Those that failed, each with its KafkaError.
+            The failed ones, each with its KafkaError.
         """
         producer = self._opened()
         self._reached.take_last()
@@ -128,7 +133,7 @@ class KafkaDestination:
     def _produce(
         self, producer: Any, document: Document, value: bytes, on_delivery: Any, until: float
     ) -> Any:
-        """Queue one message; the error if the client itself does not take it."""
+        """Queue one message; return the error if the client itself rejects it."""
         headers = None
         if self._settings.message == "steward":
             headers = {"schema": SCHEMA, "version": str(document.version)}
@@ -148,18 +153,19 @@ class KafkaDestination:
             except self._reached.lib.KafkaException as error:
                 return error.args[0]
             else:
-                # Reports are taken while more is queued: their number is not bounded else.
+                # Collect delivery reports while queueing: their number is otherwise unbounded.
                 producer.poll(0)
                 return None
 
     def _check(self, errors: Iterable[Any]) -> None:
-        """Raise what is wrong with the cluster, if something is."""
+        """Raise KafkaUnavailable for the first error, if there is one."""
         for error in errors:
             self._give_up(self._reached.told(error))
 
     def _give_up(self, why: str) -> None:
-        # A producer that failed may hold messages still, and after a fatal error takes none.
-        # The next one also reads the password's file again.
+        """Drop the producer and raise KafkaUnavailable."""
+        # A failed producer may still hold messages, and after a fatal error accepts none. The next
+        # one also reads the password's file again.
         last = self._reached.take_last()
         self.close()
         if last and last not in why:
@@ -171,6 +177,7 @@ class KafkaDestination:
         return error.code() in {codes.MSG_SIZE_TOO_LARGE, codes.RECORD_LIST_TOO_LARGE}
 
     def _too_large(self, size: int, error: Any) -> str:
+        """Build the reason for refusing a message that is too large."""
         of = self._settings
         if size >= of.max_message_bytes:
             return (
@@ -186,13 +193,15 @@ class KafkaDestination:
         )
 
     def _opened(self) -> Any:
+        """Return the producer, creating it where there is none."""
         if self._producer is None:
-            # Made anew with each producer, for the password may have been changed.
+            # Created with each producer, because the password may have changed.
             self._reached = Reached(self._settings.broker, f"archive.{self._name}")
             self._producer = self._reached.make("Producer", self._role())
         return self._producer
 
     def _role(self) -> dict[str, Any]:
+        """Return the producer's librdkafka settings."""
         of = self._settings
         timeout_ms = max(1000, int(of.broker.timeout_s * 1000))
         return {
@@ -200,13 +209,13 @@ class KafkaDestination:
             "acks": "all",
             "compression.type": of.compression,
             "message.max.bytes": of.max_message_bytes,
-            # How long it tries, whatever happens; then each message's report says why not.
+            # Total time for retries; then the message's report gives the reason.
             "message.timeout.ms": timeout_ms,
             "topic.metadata.propagation.max.ms": timeout_ms // 2,
-            # Room for one of the largest, or for many of the usual size.
+            # Space for the largest message, or for many of usual size.
             "queue.buffering.max.kbytes": max(_LEAST_QUEUE_KIB, 2 * of.max_message_bytes // 1024),
         }
 
 
 SINK_KIND: Final = SinkKind(destination=KafkaDestination)
-"""What [archive.sink.NAME] with kind = "kafka" is."""
+"""Sink kind behind [archive.sink.NAME] with kind = "kafka"."""

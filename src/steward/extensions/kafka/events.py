@@ -1,8 +1,12 @@
-"""Which scripts were purged lately: what jobs.db may not know yet.
+"""Conversion of Kafka messages to events, and the list of recently purged scripts.
 
-A purge may come out of a topic before its script. jobs.db remembers it for good,
-but takes it in when it gets there; until then the journal alone knows, and the
-script must not be taken.
+:class:`Taking` turns each message of a topic into events: a script with its stored bytes, job
+facts, or a purge. Environments and records are redacted again by this site's patterns. The same
+message always gives the same keys. ``source.KafkaSource`` calls it.
+
+:class:`LatelyPurged` answers which scripts must not be imported: a purge may come out of a topic
+before its script. jobs.db remembers a purge for good, but only once it has consumed the event;
+until then the journal alone knows it.
 """
 
 import hashlib
@@ -36,23 +40,24 @@ from steward.slurm.environment import read_environment
 from steward.slurm.job_states import FINISHED
 
 SOURCE: Final = "kafka"
+"""Source of the events made here."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 Ref = tuple[str, str]
-"""A script: its cluster, and the key of its event."""
+"""Identity of a script: its cluster, and the key of its event."""
 
 
 class Taking:
-    """Turns messages into events.
+    """Converter from Kafka messages to events.
 
     Args:
-        redactor: Takes secrets out of environments and records, by this site's patterns.
-        known: Whether the journal has, or has had, an event of this cluster with this key.
-        purged: Gives the scripts whose purge is in the journal and may not be in jobs.db yet;
-            asked before each batch.
-        environments: Whether environments are kept.
+        redactor: Removes secrets from environments and records, by this site's patterns.
+        known: Tells whether the journal has, or had, an event with this cluster and key.
+        purged: Returns the scripts whose purge is in the journal and may not be in jobs.db yet;
+            called before each batch.
+        environments: Whether environments are archived.
     """
 
     def __init__(
@@ -69,19 +74,19 @@ class Taking:
         self._environments = environments
 
     def take(self, messages: Sequence[Message], store: Callable[[], Store]) -> list[list[Event]]:
-        """The events that follow from messages; their bytes are written, and not durable yet.
+        """Convert messages to events, and write their bytes to the store, not yet durably.
 
         The same message gives the same events, with the same keys.
 
         Args:
-            messages: A batch of messages, in the order in which they came.
-            store: Gives the store that bytes go to.
+            messages: A batch of messages, in the order of arrival.
+            store: Returns the store that takes the bytes.
 
         Returns:
             The events of each message.
 
         Raises:
-            StoreUnavailable: Bytes cannot be written now.
+            StoreUnavailable: The store cannot be written now.
         """
         last = self._with_the_bytes(messages)
         return [
@@ -95,7 +100,7 @@ class Taking:
         ]
 
     def _with_the_bytes(self, messages: Sequence[Message]) -> dict[Ref, Message]:
-        """For each script that is to be kept the message whose bytes count."""
+        """Map each script that is to be stored to its message with the highest version."""
         purged = self._purged()
         purged_now = {_ref(message) for message in messages if message.deleted}
         last: dict[Ref, Message] = {}
@@ -105,17 +110,19 @@ class Taking:
                 continue
             if ref not in last or message.version > last[ref].version:
                 last[ref] = message
-        # Of what is known already the bytes may be gone from the store, and must not come back.
+        # The bytes of a known script may have been removed from the store, and must not come back.
         return {ref: message for ref, message in last.items() if not self._known(*ref)}
 
     def _script(self, message: Message, store: Store) -> Event:
+        """Write a message's bytes to the store and build its script event."""
+
         def keep(data: bytes, what: str) -> Kept:
             cluster, mtime_ns = message.cluster, message.spool_mtime_ns
             name = kept_filename(cluster, message.job_id, mtime_ns, len(data), what)
             return store.write(name, data)
 
         environment, redacted, flags = self._environment(message)
-        # The environment first: a complete script then tells that both are here.
+        # Write the environment first: a complete script then proves that both are there.
         kept_environment = None if environment is None else keep(environment, "env")
         script = _data(message.script)
         text = self._redactor.text
@@ -139,7 +146,7 @@ class Taking:
     def _environment(
         self, message: Message
     ) -> tuple[bytes | None, tuple[str, ...], tuple[str, ...]]:
-        """The environment as it may be kept, the names without value, and what is odd."""
+        """Return the redacted environment, the names of redacted variables, and the flags."""
         redacted, flags = message.redacted, message.flags
         file = message.environment
         if file is None or not self._environments:
@@ -149,11 +156,12 @@ class Taking:
         data = _data(file)
         if data is None:
             return None, redacted, flags
-        # What the sender took out stays as it is: the mark in its place is no secret.
+        # Values that the sender redacted stay so: the mark in their place is no secret.
         clean = read_environment(data, self._redactor)
         return clean.data, _with(redacted, *clean.redacted), _with(flags, *clean.flags)
 
     def _facts(self, message: Message, identity: Whose) -> list[Event]:
+        """Build the events for the job record in a message."""
         record = self._redactor.record(identity.record)
         if record.submit is None:
             record = msgspec.structs.replace(record, submit=identity.first_submit)
@@ -166,15 +174,16 @@ class Taking:
 
 
 def _fact(message: Message, kind: str, record: JobRecord) -> Event:
+    """Build an event from a job record."""
     said = msgspec.json.encode(record)
     digest = hashlib.blake2b(said, digest_size=12).hexdigest()
     return Event(
         kind=kind,
         cluster=message.cluster,
         key=f"kafka:{message.key}:{message.version}:{digest}",
-        # Then the job surely had its id.
+        # The job certainly had its id by that time.
         at=message.spooled,
-        # What has the higher version counts, whenever it comes.
+        # The version as time: the highest version wins, in whatever order messages arrive.
         seen_at=_EPOCH + timedelta(microseconds=message.version),
         source=SOURCE,
         body=JobFacts(record=record, whole=True),
@@ -182,7 +191,7 @@ def _fact(message: Message, kind: str, record: JobRecord) -> Event:
 
 
 def _first_run(record: JobRecord, first_submit: datetime) -> JobRecord:
-    """The record of a job's first run: what stays the same from run to run."""
+    """Derive the record of a job's first run: the fields that are equal in all runs."""
     return msgspec.structs.replace(
         record,
         restarts=0,
@@ -201,6 +210,7 @@ def _first_run(record: JobRecord, first_submit: datetime) -> JobRecord:
 
 
 def _purge(message: Message) -> Event:
+    """Build the event that purges a script."""
     now = datetime.now(UTC)
     return Event(
         kind=ARCHIVE_PURGE,
@@ -229,21 +239,23 @@ def _data(file: MessageFile | None) -> bytes | None:
 
 
 def _with(these: tuple[str, ...], *more: str) -> tuple[str, ...]:
+    """Join tuples without duplicates."""
     return tuple(dict.fromkeys((*these, *more)))
 
 
 log = logging.getLogger(__name__)
 
 _EVENTS: Final = 500
+"""Most events read from the journal at once."""
 _MOST: Final = 100_000
-"""So many scripts are remembered, about 15 MB; by then jobs.db has long taken in the oldest."""
+"""Most scripts to remember, about 15 MB; by then jobs.db has long consumed the oldest."""
 
 
 class LatelyPurged:
-    """Knows the scripts that the journal's orders to purge name, from where jobs.db stands.
+    """Scripts named by purge events of the journal that jobs.db may not have consumed yet.
 
     Args:
-        state_dir: Where jobs.db lies, if there is one yet.
+        state_dir: Directory of jobs.db, which may not exist yet.
         reader: The journal.
     """
 
@@ -254,7 +266,7 @@ class LatelyPurged:
         self._purged: dict[Ref, None] = {}
 
     def look(self) -> Collection[Ref]:
-        """What was purged lately, up to now.
+        """Read new purge events; return the recently purged scripts.
 
         Raises:
             SqliteUnavailable: The journal cannot be read now.
@@ -274,11 +286,11 @@ class LatelyPurged:
         return self._purged
 
     def _taken_in(self) -> int:
-        """Up to where jobs.db knows the journal."""
+        """Return the journal position that jobs.db has consumed."""
         try:
             jobs = Jobs(self._path)
         except (SqliteUnavailable, SqliteError) as error:
-            # It is not made yet, or is away: then all that the journal has counts.
+            # jobs.db does not exist yet or is unavailable: then every purge in the journal counts.
             log.debug("how far jobs.db is cannot be looked up: %s", error)
             return 0
         try:

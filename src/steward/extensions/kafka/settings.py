@@ -1,4 +1,4 @@
-"""The settings of Kafka: how a cluster is reached, sinks, and topics that are consumed."""
+"""Settings of Kafka: broker connection, archive sinks, and consumed topics."""
 
 from typing import ClassVar, Literal
 
@@ -9,20 +9,20 @@ from steward.core.section import Section
 
 
 class KafkaSettings(Section, frozen=True, kw_only=True):
-    """[archive.sink.NAME.broker], [consume.NAME.broker]: how a Kafka cluster is reached.
+    """[archive.sink.NAME.broker], [consume.NAME.broker]: connection to a Kafka cluster.
 
     Attributes:
-        servers: Some of its brokers: ``kafka1:9092``.
+        servers: Bootstrap brokers, one or more: ``kafka1:9092``.
         topic: The topic.
         tls: Whether connections are encrypted.
-        ca_file: Certificates that the brokers' are checked against; the system's if empty.
-        certificate_file: Our own certificate, where the brokers ask for one.
-        key_file: The key of that certificate.
+        ca_file: CA certificates that verify the brokers' certificates; the system's if empty.
+        certificate_file: Client certificate, where the brokers ask for one.
+        key_file: Private key of that certificate.
         sasl: ``PLAIN``, ``SCRAM-SHA-256`` or ``SCRAM-SHA-512``; "" for none.
-        user: For SASL.
-        password_file: A file that holds the password for SASL.
+        user: User name for SASL.
+        password_file: File that holds the password for SASL.
         options: Further settings of librdkafka, as its CONFIGURATION.md names them.
-        timeout_s: How long a broker may take to answer, in seconds.
+        timeout_s: Longest time to wait for a broker's answer, in seconds.
     """
 
     servers: tuple[str, ...] = ()
@@ -39,15 +39,15 @@ class KafkaSettings(Section, frozen=True, kw_only=True):
 
 
 class KafkaSinkSettings(SinkSettings, frozen=True, kw_only=True, tag="kafka"):
-    """[archive.sink.NAME] with kind = "kafka": a topic, one message a script.
+    """[archive.sink.NAME] with kind = "kafka": a topic that gets one message for each script.
 
     Attributes:
-        broker: How it is reached.
-        message: ``steward``, or ``sarchive`` for what SArchive sends.
-        environments: Whether environments are sent, too.
-        compression: How messages are compressed.
+        broker: Connection to the Kafka cluster.
+        message: Message format: ``steward``, or ``sarchive`` for SArchive's.
+        environments: Whether messages include environments.
+        compression: Compression of messages.
         max_message_bytes: Size of the largest message, in bytes; the topic's
-            ``max.message.bytes`` has to allow it.
+            ``max.message.bytes`` must allow it.
     """
 
     broker: KafkaSettings = KafkaSettings()
@@ -56,16 +56,16 @@ class KafkaSinkSettings(SinkSettings, frozen=True, kw_only=True, tag="kafka"):
     compression: Literal["zstd", "lz4", "gzip", "snappy", "none"] = "zstd"
     max_message_bytes: int = 16 * 1024**2
     batch_bytes: ClassVar[int] = 8 * 1024**2
-    """How much is read at once, in bytes; librdkafka cuts what it sends."""
+    """Bytes of scripts read at once; librdkafka splits them into its own batches."""
 
 
 class ConsumeSettings(Section, frozen=True, kw_only=True):
-    """[consume.NAME]: a Kafka topic that other Stewards' sinks fill, taken in here.
+    """[consume.NAME]: a Kafka topic, filled by sinks of other Stewards, that Steward imports.
 
     Attributes:
-        broker: How it is reached.
-        group: The consumer group that its offsets are kept for.
-        clusters: The clusters whose jobs are taken in; if empty, every cluster but those that
+        broker: Connection to the Kafka cluster.
+        group: Consumer group that owns the committed offsets.
+        clusters: Clusters whose jobs are imported; if empty, every cluster but those that
             have a table ``[cluster.NAME]`` here.
     """
 

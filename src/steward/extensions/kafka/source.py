@@ -1,8 +1,10 @@
-"""The other end of a Kafka sink: takes a topic in, and commits offsets after the effect.
+"""Kafka source: consumes a topic that another Steward's Kafka sink fills ([consume.NAME]).
 
-Messages become events and kept bytes. When both are durable here, the consumer
-group's offsets are committed, never before: what a crash leaves uncommitted comes
-again, and its keys make that harmless.
+:class:`KafkaSource` turns messages into events and stored bytes (``events.Taking``). It commits the
+consumer group's offsets only when both are durable here: after a crash the uncommitted messages
+come again, and their keys make that harmless. :class:`Anew` with :class:`TopicId` detects a topic
+that was deleted and recreated, and rewinds to its beginning, because old offsets would skip
+messages.
 """
 
 import logging
@@ -26,13 +28,14 @@ log = logging.getLogger(__name__)
 CHECK_EVERY_S: Final = 30.0
 """Time between two requests for the topic's id, in seconds."""
 _ASK_S: Final = 10.0
+"""Time limit of a request to the brokers, in seconds."""
 
 
 class TopicId:
-    """Which topic the name stands for.
+    """Lookup of the topic's id, which changes when the topic is recreated.
 
     Args:
-        reached: The cluster and the topic.
+        reached: Access to the cluster, with the topic.
         every_s: Time between two requests for the topic's id, in seconds.
     """
 
@@ -44,10 +47,10 @@ class TopicId:
         self._ask_at = 0.0
 
     def look(self, wait_s: float = 0.0) -> str:
-        """The topic's id; "" where there is no news of it.
+        """Return the topic's id; "" where no new answer has arrived.
 
         Args:
-            wait_s: How long to wait for the answer; 0 to be told by a later call.
+            wait_s: How long to wait for the answer, in seconds; 0 to collect it in a later call.
         """
         now = time.monotonic()
         if self._answer is None and (wait_s or now >= self._ask_at):
@@ -59,29 +62,31 @@ class TopicId:
         try:
             told = answer.result(wait_s).topic_id
         except (self._reached.lib.KafkaException, TimeoutError) as error:
-            # Who waits for messages is told of what is wrong; this is asked again.
+            # The poll for messages reports the problem; the id is requested again.
             log.debug("the id of %s is not known: %s", self._reached.where(), error)
             return ""
         is_one = told.get_most_significant_bits() or told.get_least_significant_bits()
         return str(told) if is_one else ""
 
     def _ask(self) -> Any:
+        """Request the topic's description; return the future."""
         from confluent_kafka.admin import AdminClient
 
         topic = self._reached.settings.topic
         if self._admin is None:
-            # The consumer's own log says what goes wrong; options of consumers are none of this.
+            # The consumer's own log reports problems; options of consumers do not apply to this
+            # client.
             self._admin = AdminClient(self._reached.configured({"log_level": 0}))
         wanted = self._reached.lib.TopicCollection([topic])
         return self._admin.describe_topics(wanted, request_timeout=_ASK_S)[topic]
 
 
 class Anew:
-    """Keeps a consumer from going on in the midst of a topic that it has never read.
+    """Guard against continuing at old offsets in a topic that was deleted and recreated.
 
     Args:
-        name: Of what uses it, for the log.
-        reached: The cluster and the topic.
+        name: Name of the source, for the log.
+        reached: Access to the cluster, with the topic.
         check_every_s: Time between two requests for the topic's id, in seconds.
     """
 
@@ -95,10 +100,10 @@ class Anew:
         self.id = ""
 
     def assigned(self, consumer: Any, partitions: Iterable[Any]) -> None:
-        """Look whether the committed offsets of partitions are of this topic.
+        """Check whether the committed offsets of new partitions belong to this topic id.
 
         Raises:
-            KafkaUnavailable: That cannot be known now.
+            KafkaUnavailable: The committed offsets cannot be read now.
         """
         lib = self._reached.lib
         asked = list(partitions)
@@ -113,17 +118,17 @@ class Anew:
                 f"cannot look up how far {self._reached.where()} was taken in: "
                 f"{self._reached.told(error.args[0])}"
             ) from error
-        # What another program committed has none, and is taken at its word.
+        # Offsets committed by other programs carry no topic id and are trusted.
         others = {one.partition for one in found if one.metadata and one.metadata != self.id}
         if others:
             self._tell()
         self._back |= others
 
     def look(self, consumer: Any) -> None:
-        """Between batches: notice a new topic, and go back where that is due.
+        """Detect a recreated topic and rewind its partitions; called between batches.
 
         Raises:
-            KafkaUnavailable: What was committed cannot be looked up now.
+            KafkaUnavailable: The committed offsets cannot be read now.
         """
         found = self._topic_id.look()
         if found and found != self.id:
@@ -138,13 +143,13 @@ class Anew:
             try:
                 consumer.seek(lib.TopicPartition(topic, partition, lib.OFFSET_BEGINNING))
             except lib.KafkaException as error:
-                # It is not fetched from yet; the next turn tries again.
+                # The partition is not being fetched yet; the next turn tries again.
                 log.debug("cannot go back in partition %d: %s", partition, error)
             else:
                 self._back.discard(partition)
 
     def is_to_come_again(self, partition: int) -> bool:
-        """Whether what comes of a partition now is from before going back."""
+        """Return True if the partition is still to be rewound, so its messages come again."""
         return partition in self._back
 
     def _tell(self) -> None:
@@ -157,30 +162,31 @@ class Anew:
 
 _POLL_S: Final = 0.5
 _BATCH_MESSAGES: Final = 500
+"""Most messages of one batch."""
 _BATCH_BYTES: Final = 16 << 20
+"""Size at which a batch ends, in bytes."""
 _LOGGED_AT_ONCE: Final = 20
-"""Of so many bad messages in a row each is told; a topic full of them must not fill the disk."""
+"""Bad messages in a row that are logged singly; a topic full of them must not fill the disk."""
 
 
 class _Place(NamedTuple):
-    """Where a message lies in the topic."""
+    """Position of a message in the topic."""
 
     partition: int
     offset: int
 
 
 class KafkaSource:
-    """Takes one topic in.
+    """Source that imports one Kafka topic.
 
     Args:
-        name: As the configuration names it.
-        settings: Where the topic is, and what is taken from it.
-        own: The clusters that are captured here: what a topic says of them is passed over,
-            unless they are named.
-        stores: Where bytes may go, the preferred one first.
-        taking: Turns messages into events.
+        name: Name of the [consume.NAME] section.
+        settings: That section.
+        own: Clusters captured here; their messages are skipped unless ``clusters`` names them.
+        stores: Stores for script bytes, the preferred one first.
+        taking: Converts messages to events.
         append: Appends events durably; may block.
-        once: Whether it is only for what is in the topic now.
+        once: Whether to stop at the present end of the topic.
         check_every_s: Time between two checks for a recreated topic, in seconds.
     """
 
@@ -212,14 +218,14 @@ class KafkaSource:
         self._told: list[tuple[_Place, Message]] = []
         self._touched: dict[str, Store] = {}
         self._size = 0
-        # What is to be committed: by partition the offset of the next message.
+        # Offsets to commit: by partition, the offset of the next message.
         self._offsets: dict[int, int] = {}
         self._ended: set[int] = set()
         self._said = ""
         self._bad_in_a_row = 0
 
     def run(self, stop: Stop, beat: Callable[[], None]) -> None:
-        """Take in what comes until the Stop is raised."""
+        """Import messages until ``stop`` is raised; call ``beat`` as the heartbeat."""
         backoff = Backoff()
         while not stop.is_set():
             beat()
@@ -228,13 +234,13 @@ class KafkaSource:
                     backoff.reset()
             except Unavailable as error:
                 self._say(str(error))
-                # What is in hand comes again: nothing of it is committed.
+                # The messages in memory come again: none of their offsets is committed.
                 self.close()
                 stop.wait(backoff.next_s())
         self.close()
 
     def run_once(self, beat: Callable[[], None]) -> None:
-        """Take in what is in the topic now, and return when it is durable here.
+        """Import the messages that are in the topic now; return when they are durable here.
 
         Raises:
             Unavailable: The brokers, the topic, the stores or the journal are away.
@@ -257,9 +263,9 @@ class KafkaSource:
             self.close()
 
     def _is_done(self, reached: Reached) -> bool:
-        """Whether all that was in the topic is taken, by us or by others of the group.
+        """Return True if every message of the topic was consumed, here or by other group members.
 
-        What we were given may be a part of it: members that were killed keep theirs for a while.
+        This member's partitions may be only a part: killed members keep theirs for a while.
         """
         lib, topic = reached.lib, self._settings.broker.topic
         try:
@@ -270,18 +276,18 @@ class KafkaSource:
                 if max(place.offset, low) < high:
                     return False
         except lib.KafkaException as error:
-            # What it is asked now fails for the reason that was told already, if there is one.
+            # This request fails for the reason that was logged already, if there is one.
             if not self._said:
                 self._say(reached.told(error.args[0]))
             return False
         return bool(listed)
 
     def _patience_s(self) -> float:
-        # A member of the group that was killed is given up after its session's time-out.
+        # The group waits this long for a killed member: its session time-out.
         return max(15.0, self._settings.broker.timeout_s)
 
     def turn(self, beat: Callable[[], None]) -> bool:
-        """Take in a batch; whether there was any.
+        """Import one batch; return True if it held any message.
 
         Raises:
             Unavailable: The brokers, the topic, the stores or the journal are away.
@@ -305,6 +311,7 @@ class KafkaSource:
         return count > 0
 
     def _take(self, message: Any) -> None:
+        """Decode one message into the batch, and note its offset."""
         if self._is_to_come_again(message):
             return
         value: bytes = message.value() or b""
@@ -324,12 +331,13 @@ class KafkaSource:
         return self._anew is not None and self._anew.is_to_come_again(message.partition())
 
     def _is_wanted(self, cluster: str) -> bool:
+        """Return True if jobs of this cluster are imported."""
         if self._settings.clusters:
             return cluster in self._settings.clusters
         return cluster not in self._own
 
     def _refuse(self, place: _Place, error: StewardError) -> None:
-        """Pass over what cannot be taken in; the topic keeps it, to be looked at."""
+        """Skip a message that cannot be imported; it stays in the topic for inspection."""
         self.refused += 1
         self._bad_in_a_row += 1
         if self._bad_in_a_row > _LOGGED_AT_ONCE:
@@ -345,14 +353,14 @@ class KafkaSource:
         )
 
     def _store(self) -> Store:
-        """The store for this batch."""
+        """Return the store for this batch."""
         if not self._touched:
             store = self._stores.usable()
             self._touched[store.name] = store
         return next(iter(self._touched.values()))
 
     def _settle(self) -> None:
-        """Make what was taken durable, and only then commit its offsets."""
+        """Make the batch durable, and only then commit its offsets."""
         taken = self._taking.take([message for _, message in self._told], self._store)
         for store in self._touched.values():
             store.sync()
@@ -363,16 +371,19 @@ class KafkaSource:
             self._commit(offsets)
 
     def _append_all(self, taken: list[list[Event]]) -> None:
+        """Append a batch's events; singly if the journal rejects one."""
         refused = 0
         try:
             self._append([event for events in taken for event in events])
         except JournalError:
-            # Of one of them at least; the others are none the worse for it.
+            # The journal rejected at least one event; append the messages singly to save the
+            # others.
             for (place, _), events in zip(self._told, taken, strict=True):
                 refused += not self._is_appended(place, events)
         self.taken += len(taken) - refused
 
     def _is_appended(self, place: _Place, events: list[Event]) -> bool:
+        """Append one message's events; on rejection remove its bytes and return False."""
         try:
             self._append(events)
         except JournalError as error:
@@ -388,6 +399,7 @@ class KafkaSource:
         self._told, self._touched, self._offsets, self._size = [], {}, {}, 0
 
     def _commit(self, offsets: dict[int, int]) -> None:
+        """Commit offsets to the consumer group; a failure is only logged."""
         assert self._reached is not None, "there is a consumer"
         lib, topic = self._reached.lib, self._settings.broker.topic
         topic_id = self._anew.id if self._anew is not None else ""
@@ -399,11 +411,11 @@ class KafkaSource:
         else:
             failures = [place.error for place in done if place.error is not None]
         for failure in failures:
-            # They come again, here or to who has the partition by now.
+            # The messages come again, here or to the member that has the partition now.
             log.info("consume.%s cannot commit: %s", self._name, self._reached.told(failure))
 
     def _heed(self, message: Any) -> None:
-        """What the client says in place of a message."""
+        """Handle an error or end-of-partition message of the client."""
         assert self._reached is not None, "there is a consumer"
         error, codes = message.error(), self._reached.lib.KafkaError
         if error.code() == codes._PARTITION_EOF:
@@ -419,10 +431,11 @@ class KafkaSource:
         what = f"nothing comes from {self._reached.where()}: {self._reached.told(error)}"
         if error.fatal() or error.code() in grave:
             raise KafkaUnavailable(what)
-        # The client goes on by itself.
+        # The client recovers alone.
         self._say(what)
 
     def _look_at_errors(self, *, is_well: bool) -> None:
+        """Log a new error of the client, or its end."""
         assert self._reached is not None, "there is a consumer"
         last = self._reached.take_last()
         if is_well:
@@ -433,11 +446,13 @@ class KafkaSource:
             self._say(f"nothing comes from {self._reached.where()}: {last}")
 
     def _say(self, what: str) -> None:
+        """Log why the source waits, once until the reason changes."""
         if what != self._said:
             self._said = what
             log.error("consume.%s waits: %s", self._name, what)
 
     def _open(self) -> Anew:
+        """Create the consumer and subscribe it, where there is none."""
         if self._anew is not None:
             return self._anew
         self._reached = Reached(self._settings.broker, f"consume.{self._name}")
@@ -459,32 +474,34 @@ class KafkaSource:
         return self._anew
 
     def _role(self) -> dict[str, Any]:
+        """Return the consumer's librdkafka settings."""
         return {
             "group.id": self._settings.group,
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
             "enable.partition.eof": self._once,
-            # After a crash the group waits so long for the one that will not return.
+            # After a crash the group waits this long for the dead member.
             "session.timeout.ms": 10_000,
-            # What is fetched ahead is memory; one message may be larger.
+            # Prefetched messages take memory; one message may be larger than the limit.
             "queued.max.messages.kbytes": _BATCH_BYTES // 1024,
             "fetch.max.bytes": _BATCH_BYTES,
-            # A full queue is looked at again so soon, not after a second.
+            # Retry a full queue after this time; the default is a second.
             "fetch.queue.backoff.ms": 20,
         }
 
     def _on_revoke(self, _consumer: Any, partitions: list[Any]) -> None:
-        # Called from within poll and close: the last moment at which these may be committed.
+        # Called from within poll and close: the last moment to commit these partitions.
         del partitions
         self._settle()
 
     def _on_lost(self, _consumer: Any, partitions: list[Any]) -> None:
         for place in partitions:
-            # Somebody else's by now; what was taken of them is durable here all the same.
+            # Another member owns the partition now; the imported messages are durable here all the
+            # same.
             self._offsets.pop(place.partition, None)
 
     def close(self) -> None:
-        """Leave the group; what is in hand is forgotten, and comes again."""
+        """Leave the consumer group; messages in memory are dropped and come again."""
         self._forget()
         if self._consumer is not None:
             consumer, self._consumer = self._consumer, None

@@ -1,4 +1,4 @@
-"""The myBRC REST API, served to the plugins that speak it, and spoken to a server elsewhere."""
+"""myBRC REST API: a server for the plugins that speak it, and a client for a server elsewhere."""
 
 from typing import TYPE_CHECKING
 

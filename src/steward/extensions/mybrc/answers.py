@@ -1,8 +1,12 @@
-"""Whether a job of some cost can be submitted: ``can_submit_job`` of the myBRC API.
+"""Handlers behind the myBRC API: submit checks, jobs reported by clients, user and partition lists.
 
-The gate is asked, by whose rules it is: only it knows what is spoken for. While it does
-not answer the ledger is asked where the gate's policy is to allow, which is more than the
-old plugins would do: they let everything pass.
+:class:`Affording` answers ``can_submit_job``: can an account pay a job of some cost? It asks the
+gate, because only the gate knows the holds. While the gate does not answer, the ledger decides
+where the gate's policy is "allow"; that is stricter than the old plugins, which let every job pass.
+
+:class:`Teller` stores jobs that clients report and charges them, once for each job, unless Steward
+charged the run itself. :func:`users` and :func:`partitions` return pages of lists. ``application``
+maps URLs to these.
 """
 
 import re
@@ -50,17 +54,18 @@ if TYPE_CHECKING:
 
 
 _MOST_DIGITS: Final = 10
+"""Most digits of a uid."""
 
 
 class Affording:
-    """Answers whether jobs can be submitted.
+    """Checker for ``can_submit_job``: can an account pay a job?
 
     Args:
         settings: The whole configuration.
-        cluster: Whose jobs are asked of.
-        ledger: Knows accounts, and what is left in them.
-        link: The gate.
-        people: Knows names of users.
+        cluster: Cluster of the jobs.
+        ledger: Ledger, for accounts and balances.
+        link: Connection to the gate.
+        people: Resolves uids to user names.
     """
 
     def __init__(
@@ -71,19 +76,19 @@ class Affording:
         self._ledger = ledger
         self._link = link
         self._people = people
-        # The gate's rule, without its holds: for while it does not answer.
+        # The gate's rules without its holds, for the time when the gate does not answer.
         self._purses = Purses()
         self._ground = Ground(settings)
         doubts = Doubts(settings.bank.unseen_share)
         self._deciding = Deciding(self._purses, self._ground, doubts)
-        # Questions come from several threads.
+        # Requests come from several threads.
         self._lock = threading.Lock()
 
     def answer(self, job_cost: str, user_id: str, account_id: str) -> Answer:
-        """Whether a job can be submitted.
+        """Answer whether a job can be submitted.
 
         Raises:
-            ApiError: Something about the question is wrong.
+            ApiError: A part of the question is invalid.
         """
         try:
             cost = wire.cost(job_cost)
@@ -108,15 +113,15 @@ class Affording:
         return _answered("" if verdict.ok else verdict.say, verdict.chosen)
 
     def _by_ledger(self, cost: int, asked: Description, user: str, gone: StewardError) -> Answer:
-        """What can be said while the gate does not answer, or knows no such account yet.
+        """Answer from the ledger while the gate is away or does not know the account yet.
 
-        The gate's own rule decides by what the ledger knows: neither holds nor slurmdbd's
+        The gate's own rules decide by what the ledger knows: neither holds nor slurmdbd's
         associations.
 
         Raises:
             ApiError: There is no such account.
             LedgerUnavailable: The ledger does not answer either, and the gate's policy is to
-                allow: the client then does what it does where there is no answer.
+                allow: the client then applies its own outage behavior.
         """
         is_strict = self._settings.gate.policy == "deny"
         now_us = time.time_ns() // 1000
@@ -137,16 +142,17 @@ class Affording:
         return _answered(why, self._ground.chosen(self._cluster, asked.account))
 
     def _unknown(self, account: str) -> Answer:
+        """Answer for an unknown account, as ``unknown_accounts`` says."""
         if self._settings.bank.unknown_accounts == "allow":
             return Answer(success=True, message=f"The bank does not know account {account}.")
         raise ApiError(400, f"No account exists with account_id {account}.")
 
 
 def _answered(why: str, mode: Mode | None) -> Answer:
-    """The answer where something speaks against a job, or nothing.
+    """Build the answer from the reason against a job, if any, and the bank's mode.
 
-    The client refuses jobs by its own setting: the bank's default to observe, which
-    nobody has chosen, does not take that from it.
+    The client rejects jobs by its own setting. The bank's default mode, observe, which nobody has
+    chosen, does not override that setting.
     """
     if why and mode in ("off", "observe"):
         return Answer(success=True, message=f"The bank only watches here ({mode}): {why}")
@@ -154,24 +160,25 @@ def _answered(why: str, mode: Mode | None) -> Answer:
 
 
 PAGE: Final = 100
+"""Entries of one page."""
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,9}", re.ASCII)
 _MOST_HOURS: Final = 1e12
-"""Clients may tell any number; a sum of them has to stay one that JSON can say."""
+"""Bound on CPU hours: clients may send any number, but a sum must stay a number in JSON."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Filters(msgspec.Struct, frozen=True, kw_only=True):
-    """Which jobs a list is to hold.
+    """Filter of the job list.
 
     Attributes:
-        user: Of this user.
-        account: Under this account.
-        jobstatus: In this state.
-        partition: In this partition.
-        min_amount: At least this dear, micro-SU.
-        max_amount: At most this dear, micro-SU.
-        begin: Started then or later.
-        end: Started then or earlier.
+        user: User name.
+        account: Account.
+        jobstatus: Job state.
+        partition: Partition.
+        min_amount: Lowest amount, micro-SU.
+        max_amount: Highest amount, micro-SU.
+        begin: Earliest start.
+        end: Latest start.
     """
 
     user: str = ""
@@ -185,13 +192,13 @@ class Filters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Teller:
-    """Takes in what clients tell of jobs, and shows it.
+    """Registry of jobs that API clients report: stores, charges and lists them.
 
     Args:
-        ledger: Where it is kept and charged.
-        cluster: Whose jobs they are.
-        people: Knows names of users.
-        now: The time.
+        ledger: Ledger that stores and charges the jobs.
+        cluster: Cluster of the jobs.
+        people: Resolves uids to user names.
+        now: Returns the current time.
     """
 
     def __init__(
@@ -203,10 +210,10 @@ class Teller:
         self._now = now
 
     def create(self, sent: JobSent, caller: str) -> Job:
-        """A job that was not told of before.
+        """Store a new job.
 
         Raises:
-            ApiError: It was; its account is unknown; a field is wrong.
+            ApiError: The job exists, its account is unknown, or a field is invalid.
         """
         with self._ledger.transaction() as t:
             if t.told.get(sent.jobslurmid) is not None:
@@ -214,10 +221,10 @@ class Teller:
             return self._put(t, sent, None, caller)
 
     def update(self, jobslurmid: str, sent: JobSent, caller: str) -> Job:
-        """A job as it is now, told of before or not.
+        """Store a job, new or known.
 
         Raises:
-            ApiError: It is another's, or under another account; a field is wrong.
+            ApiError: The job has another user or account, or a field is invalid.
         """
         if sent.jobslurmid != jobslurmid:
             raise ApiError(400, f"jobslurmid {sent.jobslurmid} is not the job {jobslurmid}")
@@ -225,7 +232,7 @@ class Teller:
             return self._put(t, sent, t.told.get(jobslurmid), caller)
 
     def page(self, number: int, filters: Filters) -> JobPage:
-        """One page of jobs in order of their start; its links are for the caller to make.
+        """Return one page of jobs by start time; the caller adds the links.
 
         Raises:
             ApiError: There is no such page.
@@ -255,6 +262,7 @@ class Teller:
         )
 
     def _put(self, t: "Transaction", sent: JobSent, told: ToldJob | None, caller: str) -> Job:
+        """Check and store a job, and charge it; return the job."""
         account = _account(t, sent.accountid)
         uid = int(sent.userid)
         if uid >= 2**32:
@@ -289,10 +297,11 @@ class Teller:
     def _charge(
         self, t: "Transaction", charge: Charge, before: Job | None, user: str, caller: str
     ) -> None:
+        """Charge a job, unless Steward has charged it; refund a charge under a former key."""
         by = By(who=f"mybrc:{caller}", why="told by a client of the myBRC API")
         former = None if before is None else self._charge_of(before, user, 0)
         if former is not None and former.key != charge.key:
-            # Its submit time is known only now, or is another: the job is paid for once.
+            # The submit time is known only now, or has changed: refund the old charge, pay once.
             row = t.charges.get(former.key)
             if row is not None and row.charge.source == TOLD and row.charge.amount:
                 t.charges.charge(former, by)
@@ -303,12 +312,13 @@ class Teller:
             t.charges.charge(charge, by)
 
     def _is_ours(self, t: "Transaction", job: Job) -> bool:
-        """Whether Steward has charged a run of it."""
+        """Return True if Steward has charged a run of the job."""
         rows = t.charges.of_job(self._cluster, _number(job))
         own = [row.charge for row in rows if row.charge.source != TOLD]
         return is_same_job((job.submitdate, job.startdate), own)
 
     def _charge_of(self, job: Job, user: str, micros: int) -> Charge:
+        """Build the charge of a reported job."""
         number = _number(job)
         is_named = job.submitdate is None or not number
         begin, end = job.startdate, job.enddate
@@ -335,23 +345,23 @@ class Teller:
 
 
 def _number(job: Job) -> int:
-    """Its number in Slurm; 0 where its name is none."""
+    """Return the job's Slurm id; 0 where its name is no job id."""
     number = int(job.jobslurmid) if _NUMBER.fullmatch(job.jobslurmid) else 0
     return number if number < 2**32 else 0
 
 
 def shown(told: ToldJob) -> Job:
-    """A job that was told of, as the API shows it."""
+    """Decode a stored job as the API returns it."""
     return msgspec.json.decode(told.body, type=Job)
 
 
 def links(url: str, number: int, count: int) -> tuple[str | None, str | None]:
-    """Where the next page is, and where the previous one.
+    """Return the URLs of the next and the previous page.
 
     Args:
-        url: Of this page, whole.
-        number: Of this page.
-        count: How many there are on all pages.
+        url: Full URL of this page.
+        number: Number of this page.
+        count: Number of entries on all pages.
     """
     parts = urlsplit(url)
     others = [pair for pair in parse_qsl(parts.query) if pair[0] != "page"]
@@ -367,6 +377,7 @@ def links(url: str, number: int, count: int) -> tuple[str | None, str | None]:
 
 
 def _account(t: "Transaction", name: str) -> str:
+    """Return the ledger's name of an account; raise ApiError if it is unknown."""
     account = t.accounts.get(name.lower())
     if account is None or not account.known:
         raise ApiError(400, f"No account exists with accountid {name}.")
@@ -374,10 +385,10 @@ def _account(t: "Transaction", name: str) -> str:
 
 
 def amount_filter(name: str, text: str) -> int | None:
-    """An amount that a list is bounded by.
+    """Parse an amount that filters a list; None where the text is empty.
 
     Raises:
-        ApiError: It is none.
+        ApiError: It is no amount.
     """
     if not text:
         return None
@@ -388,12 +399,13 @@ def amount_filter(name: str, text: str) -> int | None:
 
 
 _USERNAME: Final = re.compile(r"[a-zA-Z]{3,150}")
-"""What the API's own schema allows."""
+"""User names that the API's own schema allows."""
 _NO_DOMAIN: Final = "localhost"
+"""Mail domain of users where none is configured."""
 
 
 def users(ledger: "Ledger", domain: str, number: int) -> UserPage:
-    """One page of the users that the bank knows; its links are for the caller to make.
+    """Return one page of the bank's users; the caller adds the links.
 
     Raises:
         ApiError: There is no such page.
@@ -403,7 +415,7 @@ def users(ledger: "Ledger", domain: str, number: int) -> UserPage:
         names = sorted({member.user for name in accounts for member in t.accounts.users(name)})
     begin = _begin(number, len(names))
     shown = (
-        # The schema has no room for names with digits or dashes in them: the address tells them.
+        # The schema forbids names with digits or dashes; the email address shows them instead.
         User(
             username=name if _USERNAME.fullmatch(name) else None,
             email=name if "@" in name else f"{name}@{domain or _NO_DOMAIN}",
@@ -414,7 +426,7 @@ def users(ledger: "Ledger", domain: str, number: int) -> UserPage:
 
 
 def partitions(ledger: "Ledger", cluster: str, now: datetime, number: int) -> PartitionPage:
-    """One page of the partitions that Slurm has or that have a rate.
+    """Return one page of the partitions that Slurm has or that have a rate.
 
     Raises:
         ApiError: There is no such page.
@@ -433,6 +445,7 @@ def partitions(ledger: "Ledger", cluster: str, now: datetime, number: int) -> Pa
 
 
 def _begin(number: int, count: int) -> int:
+    """Return the offset of a page; raise ApiError if there is no such page."""
     begin = (number - 1) * PAGE
     if number < 1 or (number > 1 and begin >= count):
         raise ApiError(404, "Invalid page.")
@@ -440,15 +453,17 @@ def _begin(number: int, count: int) -> int:
 
 
 def _pictured(t: "Transaction", cluster: str) -> Picture:
+    """Read the stored model of a cluster; empty where there is none."""
     text = t.mark(f"picture:{cluster}")
     try:
         return msgspec.json.decode(text, type=Picture) if text else Picture(cluster=cluster)
     except msgspec.DecodeError:
-        # An older Steward's, until a new one is taken: names and rates are known.
+        # An older Steward stored it; until the next snapshot only names and rates are known.
         return Picture(cluster=cluster)
 
 
 def _partition(name: str, picture: Picture, su: str | None) -> Partition:
+    """Build a partition's entry from the cluster model and its price."""
     of = picture.partitions.get(name)
     if of is None:
         return Partition(name=name, su_per_core_hour=su)
@@ -463,7 +478,7 @@ def _partition(name: str, picture: Picture, su: str | None) -> Partition:
 
 
 def _core_hour(rates: list[Rate], cluster: str, partition: str, now: datetime) -> str | None:
-    """What an hour of a core costs, by its CPUs alone; None where there is no rate."""
+    """Format the price of a core hour by its CPU weight alone; None where there is no rate."""
     try:
         rate = rate_for(rates, cluster, partition, "", now)
     except NoRate:

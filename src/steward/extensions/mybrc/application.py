@@ -1,8 +1,10 @@
-"""The paths of the myBRC API, under both prefixes that its clients know.
+"""Web application of the myBRC API: OpenAPI schema, URL routes and error replies (Litestar).
 
-Handlers are thin: they run in threads, since the ledger may make them wait, and
-say what they found. Litestar is imported with this module, so nothing may
-import it but what serves.
+The API is served under both prefixes that its clients use (``/mybrc-rest``, ``/api``).
+:class:`Office` holds the services, :func:`make_application` builds the application. Handlers are
+thin: they run in threads, because the ledger may block, and call ``answers`` and ``users``. Schema
+helpers come first, then handlers, then error handlers. Litestar is imported with this module, so
+only the serving process may import it.
 """
 
 import asyncio
@@ -56,10 +58,12 @@ from steward.extensions.mybrc.wire import (
 )
 
 SCHEME: Final = "Token"
+"""Authentication scheme of the Authorization header."""
 _INT32: Final = 2**31
 
 
 def _responses(**by_status: str) -> dict[int, ResponseSpec]:
+    """Build OpenAPI replies from descriptions by status."""
     return {
         int(status.removeprefix("s")): ResponseSpec(
             data_container=Detail, description=what, generate_examples=False
@@ -75,7 +79,7 @@ USUAL: Final = _responses(
     s429="Too much has failed from this address: wait.",
     s503="The ledger's database is away: try again.",
 )
-"""What every path may answer beside its own."""
+"""Replies that every path may give beside its own."""
 
 ANSWERED: Final = {
     400: ResponseSpec(
@@ -84,19 +88,20 @@ ANSWERED: Final = {
         generate_examples=False,
     )
 }
-"""How a wrong question about a job is answered."""
+"""Reply to an invalid ``can_submit_job`` question."""
 
 NOT_FOUND: Final = _responses(s404="There is no such page, or no such job.")
 REFUSED: Final = _responses(s403="This is not taken here.")
 
 
 def only(*statuses: int) -> dict[int, ResponseSpec]:
-    """Those of the usual answers that a path has."""
+    """Return the usual replies with these statuses."""
     return {status: USUAL[status] for status in statuses}
 
 
 def _text(most: int, *, least: int = 0, nullable: bool = True, pattern: str = PLAIN) -> Schema:
-    # Whole numbers, and numbers as texts, are taken as the reference server takes them.
+    """Build the schema of a text field."""
+    # Numbers sent as text and text sent as numbers are both accepted, as on the reference server.
     kinds = [OpenAPIType.STRING, OpenAPIType.NULL] if nullable else OpenAPIType.STRING
     return Schema(type=kinds, min_length=least or None, max_length=most, pattern=pattern)
 
@@ -111,6 +116,7 @@ def _hours() -> Schema:
 
 
 def _moment_schema() -> Schema:
+    """Build the schema of a time field."""
     return Schema(
         type=[OpenAPIType.STRING, OpenAPIType.NULL],
         format=OpenAPIFormat.DATE_TIME,
@@ -119,6 +125,7 @@ def _moment_schema() -> Schema:
 
 
 def _job() -> Schema:
+    """Build the schema of a job as clients send it."""
     node = Schema(
         type=OpenAPIType.OBJECT,
         required=["name"],
@@ -157,6 +164,8 @@ def _job() -> Schema:
 
 
 def _login() -> Schema:
+    """Build the schema of a token request."""
+
     def word(most: int) -> Schema:
         return Schema(type=OpenAPIType.STRING, min_length=1, max_length=most)
 
@@ -169,13 +178,14 @@ def _login() -> Schema:
 
 
 def _body(schema: Schema) -> RequestBody:
-    # Form data is read, too, but what a form cannot say would make its description another.
+    """Build the JSON request body of a schema."""
+    # Forms are accepted, too, but have no schema here: they cannot express every field.
     return RequestBody(required=True, content={"application/json": OpenAPIMediaType(schema)})
 
 
 @dataclass
 class SendsJob(Operation):
-    """An operation whose body is a job."""
+    """OpenAPI operation whose body is a job."""
 
     def __post_init__(self) -> None:
         self.request_body = _body(_job())
@@ -183,17 +193,17 @@ class SendsJob(Operation):
 
 @dataclass
 class SendsLogin(Operation):
-    """An operation whose body is a name and a password; it needs no token."""
+    """OpenAPI operation whose body is a name and a password; it needs no token."""
 
     def __post_init__(self) -> None:
         self.request_body = _body(_login())
-        # OpenAPI's way to say that no token is needed; an empty list would be left out.
+        # OpenAPI's way to declare that no token is needed; an empty list would be left out.
         self.security = [{}]
 
 
 @dataclass
 class SendsFile(Operation):
-    """An operation whose body is a file."""
+    """OpenAPI operation whose body is a file."""
 
     def __post_init__(self) -> None:
         binary = Schema(type=OpenAPIType.STRING, format=OpenAPIFormat.BINARY)
@@ -204,15 +214,16 @@ class SendsFile(Operation):
 log = logging.getLogger(__name__)
 
 PREFIXES: Final = ("/mybrc-rest", "/api")
+"""Path prefixes that clients of the API use."""
 LARGEST: Final = 1 << 20
-"""Of a body, in bytes: a job with some thousands of nodes."""
+"""Largest request body, in bytes: a job with some thousands of nodes."""
 _LAST_SECOND: Final = 253_402_300_799
-"""Of the year 9999."""
+"""Last second of the year 9999."""
 
 
 Ask = Request[Any, Any, State]
-# Each has a default of its own kind: of one that may be None, the word "null" would be taken.
-# A page that cannot be is one that is not there: 404, as on the server that the API is of.
+# Each default has the parameter's own type: an optional one would accept the word "null". An
+# impossible page number gives 404, as on the reference server.
 Page = Annotated[int, QueryParameter()]
 Text = Annotated[str, QueryParameter(max_length=150, pattern=PLAIN)]
 Amount = Annotated[str, QueryParameter(pattern=r"^([0-9]{1,9}(\.[0-9]{1,2})?)?(?!\n)$")]
@@ -220,17 +231,17 @@ Seconds = Annotated[float, QueryParameter(ge=0, le=_LAST_SECOND)]
 
 
 class Office(msgspec.Struct, frozen=True):
-    """Who does the work of one server.
+    """Services that the handlers of one server use.
 
     Attributes:
-        doorkeeper: Gives tokens, and knows them again.
-        teller: Takes in jobs, and shows them.
-        affording: Knows whether a job can be paid.
-        ledger: What the lists are read from.
-        cluster: Whose jobs all this is about.
-        domain: Behind the names of users without an address.
-        now: The time.
-        told: Called when the ledger has changed.
+        doorkeeper: Issues and checks tokens.
+        teller: Stores and lists jobs.
+        affording: Answers whether a job can be paid.
+        ledger: Ledger, for the lists of users and partitions.
+        cluster: Cluster of the jobs.
+        domain: Mail domain of users without an address.
+        now: Returns the current time.
+        told: Called after a change of the ledger.
     """
 
     doorkeeper: Doorkeeper
@@ -244,8 +255,8 @@ class Office(msgspec.Struct, frozen=True):
 
 
 def make_application(office: Office) -> Litestar:
-    """The API as a server can serve it."""
-    # Litestar's own answers to OPTIONS know of a path's first method alone.
+    """Build the Litestar application of the API."""
+    # Litestar's own replies to OPTIONS list the first method of a path alone.
     guarded: list[Any] = [
         _options("/jobs", "GET, POST, OPTIONS"),
         *(can_submit_job, jobs_list, jobs_create, jobs_update),
@@ -288,6 +299,8 @@ def make_application(office: Office) -> Litestar:
 
 
 def _options(path: str, methods: str) -> HTTPRouteHandler:
+    """Build the OPTIONS handler of a path."""
+
     @route(
         path, http_method="OPTIONS", status_code=204, include_in_schema=False, sync_to_thread=False
     )
@@ -303,12 +316,12 @@ def _options(path: str, methods: str) -> HTTPRouteHandler:
     sync_to_thread=False,
 )
 def swagger(request: Ask) -> dict[str, Any]:
-    """The description, where the reference server has its own; it is of OpenAPI 3.1."""
+    """Return the OpenAPI 3.1 schema, at the path of the reference server."""
     return request.app.openapi_schema.to_schema()
 
 
 async def _admit(request: Ask) -> None:
-    """Let only those in that have a token."""
+    """Authenticate a request by its token."""
     office: Office = request.app.state.office
     header = request.headers.get("authorization", "")
     request.state.caller = await asyncio.to_thread(
@@ -324,7 +337,7 @@ async def _admit(request: Ask) -> None:
     responses=only(400, 413, 429, 503),
 )
 def api_token_auth(request: Ask, state: State, body: RawBody) -> TokenGiven:
-    """Give a token to whoever knows a name and its password."""
+    """Issue a token for a name and its password."""
     office: Office = state.office
     login = login_of(body, request.headers.get("content-type", ""))
     return TokenGiven(
@@ -340,7 +353,7 @@ def api_token_auth(request: Ask, state: State, body: RawBody) -> TokenGiven:
 def can_submit_job(
     state: State, job_cost: FromPath[str], user_id: FromPath[str], account_id: FromPath[str]
 ) -> Response[Answer]:
-    """Say whether a job with this cost can be submitted by this user for this account."""
+    """Return whether this user can submit a job with this cost for this account."""
     office: Office = state.office
     try:
         return Response(office.affording.answer(job_cost, user_id, account_id))
@@ -362,9 +375,9 @@ def jobs_list(
     start_time: Seconds = 0,
     end_time: Seconds = _LAST_SECOND,
 ) -> JobPage:
-    """Show jobs, a hundred at a time, in the order of their start.
+    """List jobs, a hundred at a time, by start time.
 
-    ``start_time`` and ``end_time`` are seconds since 1970 between which they started.
+    ``start_time`` and ``end_time`` bound the start, in seconds since 1970.
     """
     office: Office = state.office
     filters = Filters(
@@ -384,7 +397,7 @@ def jobs_list(
 
 @post("/jobs", sync_to_thread=True, operation_class=SendsJob, responses=USUAL)
 def jobs_create(request: Ask, state: State, body: RawBody) -> Job:
-    """Take in a new job, and charge what it may cost."""
+    """Store a new job, and charge its amount."""
     office: Office = state.office
     sent = job_of(body, request.headers.get("content-type", ""))
     job = office.teller.create(sent, request.state.caller)
@@ -396,11 +409,11 @@ def jobs_create(request: Ask, state: State, body: RawBody) -> Job:
     "/jobs/{jobslurmid:str}",
     sync_to_thread=True,
     operation_class=SendsJob,
-    # A job's id with a slash in it is no part of a path.
+    # 404 because a job id that contains a slash does not match the path.
     responses={**USUAL, **NOT_FOUND},
 )
 def jobs_update(request: Ask, state: State, jobslurmid: FromPath[str], body: RawBody) -> Job:
-    """Take in a job, new or not, and charge the difference."""
+    """Store a job, new or known, and charge the difference."""
     office: Office = state.office
     sent = job_of(body, request.headers.get("content-type", ""))
     job = office.teller.update(jobslurmid, sent, request.state.caller)
@@ -410,7 +423,7 @@ def jobs_update(request: Ask, state: State, jobslurmid: FromPath[str], body: Raw
 
 @get("/users", sync_to_thread=True, responses={**USUAL, **NOT_FOUND})
 def users_list(request: Ask, state: State, page: Page = 1) -> UserPage:
-    """Show the users that the bank knows, a hundred at a time."""
+    """List the bank's users, a hundred at a time."""
     office: Office = state.office
     found = answers.users(office.ledger, office.domain, page)
     following, previous = links(str(request.url), page, found.count)
@@ -419,7 +432,7 @@ def users_list(request: Ask, state: State, page: Page = 1) -> UserPage:
 
 @get("/partitions", sync_to_thread=True, responses={**USUAL, **NOT_FOUND})
 def partitions_list(request: Ask, state: State, page: Page = 1) -> PartitionPage:
-    """Show the partitions and what they cost, a hundred at a time."""
+    """List partitions and their prices, a hundred at a time."""
     office: Office = state.office
     found = answers.partitions(office.ledger, office.cluster, office.now(), page)
     following, previous = links(str(request.url), page, found.count)
@@ -433,7 +446,7 @@ def partitions_list(request: Ask, state: State, page: Page = 1) -> PartitionPage
     responses={**USUAL, **REFUSED},
 )
 def upload_cpu_data(filename: FromPath[str]) -> Detail:
-    """Refuse a file of CPU data: Steward measures use itself, and keeps no such files."""
+    """Reject a file of CPU data: Steward measures usage itself and keeps no such files."""
     what = "CPU data is not taken: use is measured by Steward itself, see 'steward sacct'"
     log.info("CPU data in a file of %d letters is not taken", len(filename))
     raise ApiError(403, what)
@@ -444,19 +457,21 @@ def _address(request: Ask) -> str:
 
 
 def _moment(seconds: float) -> datetime | None:
-    """A bound of the list; None where it bounds nothing."""
+    """Convert a time filter; None where it bounds nothing."""
     if not 0 < seconds < _LAST_SECOND:
         return None
     return datetime.fromtimestamp(seconds, tz=UTC)
 
 
 def _said(status: int, what: str, headers: dict[str, str] | None = None) -> Response[Detail]:
+    """Build an error reply."""
     return Response(
         Detail(detail=what), status_code=status, headers=headers, media_type="application/json"
     )
 
 
 def _refused(_: Ask, error: ApiError) -> Response[Detail]:
+    """Reply to an ApiError with its status."""
     headers = {"Retry-After": str(error.wait_s)} if error.wait_s else {}
     if error.status == 401:
         headers["WWW-Authenticate"] = SCHEME
@@ -464,6 +479,7 @@ def _refused(_: Ask, error: ApiError) -> Response[Detail]:
 
 
 def _failed(_: Ask, error: StewardError) -> Response[Detail]:
+    """Reply to Steward's errors: 503 for a temporary one, otherwise 400."""
     if isinstance(error, Unavailable):
         log.warning("a request of the myBRC API is to come again: %s", error)
         return _said(503, "the ledger cannot be used just now, try again", {"Retry-After": "2"})
@@ -471,16 +487,19 @@ def _failed(_: Ask, error: StewardError) -> Response[Detail]:
 
 
 def _wrong(_: Ask, error: HTTPException) -> Response[Detail]:
+    """Reply to Litestar's own errors, such as invalid parameters."""
     extra = error.extra if isinstance(error.extra, list) else []
     parts = [f"{one.get('key')}: {one.get('message')}" for one in extra if isinstance(one, dict)]
     return _said(error.status_code, "; ".join([error.detail, *parts]), dict(error.headers or {}))
 
 
 def _slow(_: Ask, __: TimeoutError) -> Response[Detail]:
+    """Reply to a body that arrives too slowly."""
     return _said(408, "the body took too long", {"Connection": "close"})
 
 
 def _broken(_: Ask, error: Exception) -> Response[Detail]:
-    # Whatever it is, the client learns nothing of our insides; the log does.
+    """Reply to an unexpected exception, and log it."""
+    # The client must not see internals; the log has them.
     log.error("a request of the myBRC API failed", exc_info=error)
     return _said(500, "Unexpected server error.")

@@ -1,13 +1,13 @@
-"""Has the ledger's balances follow those that a myBRC server elsewhere keeps.
+"""Balance synchronization: the ledger follows the balances of a myBRC server elsewhere.
 
-The API tells no balance: it only says whether a job of some cost can be submitted, and
-why not. So each account is asked for with a user of its own; where the words of the
-refusal do not show the figures, the largest cost that passes is looked for. Nobody waits
-for it: what differs is entered into the ledger as an adjustment, and the gate is told how
-old each account's figure is.
+The API returns no balance: it only tells whether a job of some cost can be submitted, and why not.
+So :class:`Balances` asks for each account, with one of its users; where the text of the refusal
+does not show the figures, it searches for the largest cost that passes. This runs in the
+background: a difference becomes an adjustment in the ledger, and the gate learns how old each
+account's figure is.
 
-The server's figure is that of its own books: it counts the hold of a running job until it
-is told what the job cost. The ledger counts charges alone, and the gate takes off holds.
+The server's figure is that of its own books: it counts the hold of a running job until it is told
+what the job cost. The ledger counts charges alone, and the gate subtracts holds.
 """
 
 import logging
@@ -39,37 +39,46 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STEP: Final = 10_000
-"""The smallest cost that the API can tell, a hundredth of an SU, in micro-SU."""
+"""Smallest cost that the API can express: a hundredth of an SU, in micro-SU."""
 DEAREST: Final = 999_999_999_99 * STEP
-"""The largest. What can be paid even so has no bound."""
+"""Largest cost that the API can express, in micro-SU. A balance that covers it counts as unlimited.
+"""
 _ACTIVE_S: Final = 60.0
+"""Interval of queries for an account with recent activity, in seconds."""
 _PARTS: Final = 3
-"""An account that nothing happens in is asked for so often within the age that is allowed."""
+"""Queries of an idle account within the allowed age of a balance."""
 _LISTED_S: Final = 10.0
+"""Interval at which the list of accounts is updated, in seconds."""
 _TOLD_S: Final = 5.0
+"""Interval at which the gate is updated, in seconds."""
 _AGAIN_S: Final = 1.0
+"""Delay before another query after a change in between, in seconds."""
 _MOST_USERS: Final = 20
-"""Of one account that are asked for each time."""
+"""Most users of one account to query each time."""
 _MOST_UNTOLD: Final = 1000
+"""Unsent messages at which a balance is not computed."""
 _REFUSED: Final = timedelta(hours=1)
+"""Time for which a rejected submit makes an account active."""
 _FIRST_S: Final = 1.0
 _MOST_S: Final = 60.0
 _WHO: Final = "mybrc.remote"
+"""Principal of the adjustments in the ledger."""
 _MARK: Final = "mybrc.remote/"
-"""The ledger's note of an account's figures is called so, with the account's name behind it."""
+"""Prefix of the ledger mark that stores an account's figures; the account's name follows."""
 _SHORT: Final = re.compile(
     r"to (account|user) balance (-?[0-9]{1,20}(?:\.[0-9]{1,4})?)"
     r" would exceed \1 allocation ([0-9]{1,20}(?:\.[0-9]{1,4})?)",
     re.ASCII,
 )
+"""Text of a refusal: whose balance, its usage and its allocation."""
 
 
 class _Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ledger keeps of an account's figures there, so that a restart forgets none.
+    """Figures of one account as the ledger stores them, so that a restart loses none.
 
     Attributes:
-        url: The server that told them.
-        at_us: When, µs since the epoch.
+        url: Server that returned them.
+        at_us: Time of the query, µs since the epoch.
         limits: What users may spend of the account, micro-SU by name.
     """
 
@@ -79,13 +88,14 @@ class _Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Account:
-    """What is known of one account there."""
+    """State of one account at the server."""
 
     def __init__(self) -> None:
         self.users: dict[int, str] = {}
         self.asked: dict[int, int | None] = {}
-        """By uid what a user's job could cost when the server was asked last, the oldest first;
-        None where it said that it knows no such user."""
+        """By uid, a user's largest payable cost at the last query, oldest first; None for a uid
+        that the server does not know.
+        """
         self.limits: dict[str, int] = {}
         self.at_us = 0
         self.next_s = 0.0
@@ -93,14 +103,14 @@ class _Account:
 
 
 class Balances:
-    """Asks for accounts one after the other.
+    """Poller that queries accounts one after the other and adjusts the ledger.
 
     Args:
         settings: The whole configuration.
-        ledger: Whose balances follow.
-        link: The gate.
-        push: Tells the gate what has changed in the ledger.
-        now: The time.
+        ledger: Ledger whose balances follow the server's.
+        link: Connection to the gate.
+        push: Makes the gate read the ledger's changes.
+        now: Returns the current time.
     """
 
     def __init__(
@@ -127,14 +137,14 @@ class Balances:
         self._said = ""
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         self._remote.close()
 
     def ask_once(self, stop: Stop, beat: Callable[[], None]) -> float:
-        """Ask for the account that is due, if one is, and tell the gate.
+        """Query the account that is due, if any, and update the gate.
 
         Returns:
-            Seconds to wait until the next time.
+            Seconds to wait before the next call.
         """
         wait_s = _AGAIN_S
         try:
@@ -155,7 +165,7 @@ class Balances:
         return wait_s
 
     def _list(self) -> None:
-        """See which accounts and users there are to ask for."""
+        """Update the list of accounts and users to query."""
         with self._ledger.reading() as t:
             refused = t.refusals.since(self._now() - _REFUSED)
             names = {
@@ -194,7 +204,7 @@ class Balances:
             known.users, known.is_active = those, name in active
 
     def _ask(self, name: str, known: _Account, stop: Stop, beat: Callable[[], None]) -> None:
-        """Have one account's balance follow."""
+        """Query one account's balance and adjust the ledger to it."""
         known.next_s = time.monotonic() + (
             min(_ACTIVE_S, self._idle_s) if known.is_active else self._idle_s
         )
@@ -228,7 +238,7 @@ class Balances:
         with self._ledger.transaction() as t:
             if self._standing(t, name) != before:
                 known.next_s = time.monotonic() + _AGAIN_S
-                return  # money or a message came in between: the answer is of neither
+                return  # a charge or message came in between: the answer matches neither state
             counted = t.remote_holds.by_user(name)
             missing = whole + sum(counted.values()) - before
             if abs(missing) >= STEP:
@@ -248,12 +258,12 @@ class Balances:
         self._told_s = 0.0
 
     def _standing(self, t: "Transaction", name: str) -> int | None:
-        """Compute an account's balance without the charges that the server has not been told.
+        """Compute an account's balance without the charges that are not sent to the server yet.
 
-        A charge leaves it as it is, so jobs of a busy account may end while the server is asked.
+        A charge leaves this figure unchanged, so jobs of a busy account may end during the query.
 
         Returns:
-            Micro-SU; None where too much waits to be told for anybody to say.
+            Micro-SU; None where too many messages are waiting to compute it.
         """
         items = t.outbox.untold((KIND,), _MOST_UNTOLD)
         if len(items) == _MOST_UNTOLD:
@@ -269,16 +279,16 @@ class Balances:
     def _left(
         self, uid: int, account: str, last: int | None, beat: Callable[[], None]
     ) -> tuple[int, int | None]:
-        """What a job of a user may cost there at most, and what the account has if that is told.
+        """Return a user's largest payable cost, and the account's balance if the server tells it.
 
         Raises:
             RemoteUnavailable: The server does not answer now.
-            RemoteFailed: It fails over this question.
-            RemoteRejected: It knows no such user or account.
+            RemoteFailed: The server fails on this question.
+            RemoteRejected: The server knows no such user or account.
         """
 
         def short(cost: int) -> str | None:
-            """Why a job of a cost cannot be submitted; None if it can."""
+            """Return why a job of this cost cannot be submitted; None if it can."""
             beat()
             verdict = self._remote.afford(cost, uid, account)
             return None if verdict.success else verdict.message
@@ -288,7 +298,7 @@ class Balances:
             return DEAREST, DEAREST
         what, figure = _figure(words)
         if what == "user":
-            return figure, DEAREST  # the account itself could pay all
+            return figure, DEAREST  # the account's balance covers any cost
         if what == "account":
             if figure < 0:
                 return figure, figure
@@ -301,7 +311,7 @@ class Balances:
         return _largest(lambda cost: short(cost) is None, last), None
 
     def _tell(self) -> None:
-        """Tell the gate how old the figures are, and what users may spend."""
+        """Send the gate the age of each account's figures, and the users' limits."""
         now_s = time.monotonic()
         if now_s < self._told_s:
             return
@@ -325,24 +335,24 @@ def _decode(text: str) -> _Figures | None:
 
 
 def _figure(words: str) -> tuple[str, int]:
-    """Whose means a refusal names, ``account`` or ``user``, and what is left of them, micro-SU.
+    """Parse a refusal: whose balance it names, ``account`` or ``user``, and what is left, micro-SU.
 
-    "" where it names none: its words are no part of the API.
+    Return "" and 0 where it names none: the wording is no part of the API.
     """
     found = _SHORT.search(words[:1000])
     if found is None:
         return "", 0
     left = (Decimal(found[3]) - Decimal(found[2])) * 1_000_000
-    # What is no whole hundredth cannot be asked for.
+    # Only whole hundredths can be asked for.
     return found[1], int(left) // STEP * STEP
 
 
 def _largest(can_pay: Callable[[int], bool], last: int | None) -> int:
-    """The largest cost that can be paid, micro-SU; 0 where none can.
+    """Find the largest cost that can be paid, in micro-SU; 0 where none can.
 
     Args:
-        can_pay: Asks for one cost; the dearest cannot be paid.
-        last: Where it was the time before.
+        can_pay: Asks the server for one cost; ``DEAREST`` is known to fail.
+        last: The result of the previous search, to start near it.
     """
     low, high = 0, DEAREST // STEP
     for guess in _guesses(last):
@@ -364,7 +374,7 @@ def _largest(can_pay: Callable[[int], bool], last: int | None) -> int:
 
 
 def _guesses(last: int | None) -> Iterator[int]:
-    """Costs around the last one, in hundredths: most balances change little."""
+    """Yield costs around the last one, in hundredths of an SU: most balances change little."""
     if last is None:
         return
     at = max(0, last // STEP)

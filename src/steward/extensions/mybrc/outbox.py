@@ -1,7 +1,10 @@
-"""What a myBRC server elsewhere is to be told, put into the ledger's outbox.
+"""Outbox messages for a myBRC server elsewhere: holds of running jobs, and costs of ended ones.
 
-It goes there in the transaction that makes it true, so nothing is told that
-did not happen, nothing that happened is forgotten, and nobody waits for it.
+Messages are written in the ledger transaction that makes them true, so none is false, none is lost,
+and no caller waits for the server; ``remote`` sends them. :func:`relay` queues messages for job
+events, :class:`Noticing` for later corrections of charges (refunds, adjustments, account changes).
+:class:`Owners` finds the uid of a charged job. :data:`REMOTE_BANK` registers this module with the
+bank.
 """
 
 import logging
@@ -33,24 +36,24 @@ if TYPE_CHECKING:
 
 
 KIND: Final = "mybrc"
-"""Of such things in the outbox."""
+"""Kind of these messages in the outbox."""
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A job as a server elsewhere knows it.
+    """Job as the server elsewhere knows it.
 
     Attributes:
         cluster: The cluster's name.
         job_id: The raw job id, which is its name there.
-        first_submit: When it was first submitted.
-        account: Who pays.
-        uid: Whose it is; -1 where nobody knew when it was queued, and it is asked again.
-        partition: Where it is to run, or ran.
+        first_submit: Time of the first submission.
+        account: Account that pays.
+        uid: Uid of the job owner; -1 where it was unknown at queueing, and is looked up again.
+        partition: Partition requested or used.
         qos: Its QOS.
         state: Its state, in Slurm's word.
-        start: When it started.
-        end: When it ended.
-        cpus: How many CPUs it has; 0 where that is not known.
+        start: Start time.
+        end: End time.
+        cpus: Number of CPUs; 0 where unknown.
     """
 
     cluster: str
@@ -67,14 +70,14 @@ class Told(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing to tell.
+    """One message to the server.
 
     Attributes:
         op: ``hold``, a running job and its hold; ``change``, the job's cost for its account so
-            far, which is read from the ledger when it is sent: the last message is the right
-            one, whatever the order.
+            far, which is read from the ledger when the message is sent: so the last message is
+            the right one, in whatever order they were queued.
         told: The job.
-        amount: Of a hold, micro-SU.
+        amount: The hold in micro-SU.
     """
 
     op: Literal["hold", "change"]
@@ -83,7 +86,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def describe(payload: bytes) -> str:
-    """Say in a few words what a message in the outbox tells."""
+    """Describe an outbox message in a few words."""
     message = msgspec.json.decode(payload, type=Message)
     told = message.told
     what = "the hold of" if message.op == "hold" else "what it costs:"
@@ -93,13 +96,13 @@ def describe(payload: bytes) -> str:
 def told_hold(t: "Transaction", told: Told, amount: int) -> None:
     """Queue the hold of a running job, once for each job; array tasks have no hold of their own.
 
-    A server stores a job without a start time and counts no usage for it. The final
-    PUT then subtracts an amount that the server never added. So a job needs a start time.
+    A server stores a job without a start time and counts no usage for it. The final PUT then
+    subtracts an amount that the server never added. So a job needs a start time.
 
     Args:
         t: The transaction.
         told: The job, which has a start time.
-        amount: What is held, micro-SU.
+        amount: The hold in micro-SU.
     """
     if told.start is None:
         return
@@ -109,7 +112,7 @@ def told_hold(t: "Transaction", told: Told, amount: int) -> None:
 
 
 def told_change(t: "Transaction", told: Told) -> None:
-    """Queue the cost of a job so far: it was charged, or its hold released.
+    """Queue the cost of a job so far, after a charge or the release of its hold.
 
     Args:
         t: The transaction, after the charge in it.
@@ -119,25 +122,27 @@ def told_change(t: "Transaction", told: Told) -> None:
 
 
 def _put(t: "Transaction", message: Message, key: str) -> None:
+    """Write a message to the outbox, unless its job has no account."""
     if not message.told.account:
-        return  # the API knows no job without one
+        return  # the API requires an account
     t.outbox.put(KIND, msgspec.json.encode(message), key=key)
 
 
 log = logging.getLogger(__name__)
 
 _ACTS: Final = 500
+"""Charges read at once."""
 _UNMARKED: Final = 10_000
-"""So many acts that concern nobody elsewhere are read anew after a restart."""
+"""Transactions without a message that may be read again after a restart."""
 
 
 class Noticing:
-    """Puts corrections into the outbox.
+    """Scanner that queues a message for each corrected charge.
 
     Args:
         settings: The whole configuration.
-        ledger: What is read, and where the outbox is.
-        owners: Whose jobs are.
+        ledger: Ledger to scan, which also holds the outbox.
+        owners: Finds the uids of job owners.
 
     Raises:
         LedgerUnavailable: The ledger's database is away.
@@ -151,13 +156,13 @@ class Noticing:
         with ledger.transaction() as t:
             known = t.mark(self._name)
             if not known:
-                # What was corrected before anybody was to be told is what they know already.
+                # Corrections from before the remote bank was configured are known to the server.
                 known = str(t.seq)
                 t.set_mark(self._name, known)
         self._position = self._marked = int(known)
 
     def turn(self) -> None:
-        """Put what was corrected since the last time into the outbox.
+        """Queue messages for the corrections since the last call.
 
         Raises:
             LedgerUnavailable: The ledger's database is away.
@@ -167,7 +172,7 @@ class Noticing:
                 found = t.charges.changed(self._position, _ACTS)
                 upto = found[-1][0] if len(found) == _ACTS else t.seq
                 began = moment(int(t.mark("began") or 0))
-                # What the end of a run brings about for the first time is told by its event.
+                # The first charge at a run's end is reported by its event.
                 corrected = [row for _, who, row in found if who != BANK or row.versions > 1]
                 told = list(self._to_tell(t, corrected, began))
             if told or upto - self._marked >= _UNMARKED:
@@ -183,6 +188,7 @@ class Noticing:
     def _to_tell(
         self, t: "Transaction", rows: Iterable[ChargeRow], began: datetime
     ) -> Iterator[Told]:
+        """Yield the jobs of corrected charges, once for each account that ever paid."""
         jobs: dict[tuple[str, int, datetime], set[str]] = {}
         for row in rows:
             one = row.charge
@@ -193,7 +199,7 @@ class Noticing:
             ):
                 continue
             accounts = jobs.setdefault((one.cluster, one.job_id, one.first_submit), set())
-            # Who paid before has to be told that it is theirs no more.
+            # The server must learn that a former payer no longer pays.
             accounts.update(each.charge.account for each in t.charges.versions(one.key))
         for (cluster, job_id, first), accounts in jobs.items():
             own = [
@@ -204,16 +210,16 @@ class Noticing:
             last = max(own, key=_order)
             uid = self._owners.uid(last)
             told = _told_of_charge(last, -1 if uid is None else uid)
-            # Last whom it belongs to: that is how the job stands.
+            # The present payer comes last, because the last message is what the server keeps.
             for account in sorted(accounts, key=lambda name: (name == last.account, name)):
                 yield msgspec.structs.replace(told, account=account)
 
 
 class Owners:
-    """Whose jobs are: by jobs.db, else by their users' names.
+    """Job owners' uids: from jobs.db, otherwise by user name.
 
     Args:
-        state_dir: Where jobs.db is.
+        state_dir: Directory of jobs.db.
     """
 
     def __init__(self, state_dir: str) -> None:
@@ -222,7 +228,7 @@ class Owners:
         self._jobs: Jobs | None = None
 
     def uid(self, charge: Charge) -> int | None:
-        """The uid of the user of a job that was charged; None where nobody knows it."""
+        """Return the uid of a charged job's user; None where it is unknown."""
         try:
             if self._jobs is None:
                 self._jobs = Jobs(self._path)
@@ -236,14 +242,14 @@ class Owners:
         return int(charge.user) if charge.user.isdecimal() else self._people.uid(charge.user)
 
     def close(self) -> None:
-        """Let go of jobs.db."""
+        """Close jobs.db."""
         if self._jobs is not None:
             self._jobs.close()
             self._jobs = None
 
 
 def _told_of_charge(charge: Charge, uid: int) -> Told:
-    """A job as its last charge knows it."""
+    """Build a job from its last charge."""
     use = charge.use
     start = use.start if use is not None else None
     return Told(
@@ -262,7 +268,7 @@ def _told_of_charge(charge: Charge, uid: int) -> Told:
 
 
 def _end_of_charge(charge: Charge) -> datetime:
-    """When it ended, as far as the charge says that."""
+    """Return the end of a charge's run, or the submit time where the run has no start."""
     use = charge.use
     if use is None or use.start is None:
         return charge.first_submit
@@ -270,6 +276,7 @@ def _end_of_charge(charge: Charge) -> datetime:
 
 
 def _order(charge: Charge) -> tuple[int, datetime]:
+    """Return the sort key of a job's charges: run, then end."""
     return charge.restarts, _end_of_charge(charge)
 
 
@@ -278,12 +285,12 @@ def relay(
     events: Iterable[tuple[Event, Hold | None]],
     began: datetime,
 ) -> None:
-    """Put into the outbox what events mean for the server elsewhere.
+    """Queue messages for the events of one transaction.
 
     Args:
-        t: The transaction that charges them.
+        t: The transaction that charges the events.
         events: The events, each with its job's open hold.
-        began: When the bank was first started.
+        began: Time of the bank's first start.
     """
     for event, hold in events:
         if event.kind == QUEUE_LOOKED or not _is_ours(event, began):
@@ -299,7 +306,7 @@ def relay(
 
 
 def _relay_end(t: "Transaction", cluster: str, fact: RunFact, told: Told) -> None:
-    """Have the end of a run told, under the name that its charge has."""
+    """Queue the end of a run, under the first submit time of its charge."""
     if not is_charged(fact):
         told_change(t, told)
         return
@@ -309,22 +316,24 @@ def _relay_end(t: "Transaction", cluster: str, fact: RunFact, told: Told) -> Non
 
 
 def _is_running(event: Event) -> bool:
-    # Slurm gives pending jobs a start time, too: the one that it expects.
+    """Return True if the event's job has started."""
+    # Slurm gives pending jobs a start time, too: the expected one.
     return event.kind == RUN_START or has_started(event.body.record)
 
 
 def _is_ours(event: Event, began: datetime) -> bool:
-    """Whether it is the bank's to say what that costs."""
+    """Return True if the bank decides the cost of the event's job."""
     if event.kind != RUN_END:
         return True
     record: JobRecord = event.body.record
     if event.body.source or (record.end or event.at) < began:
         return False
-    # A job that a federation ran elsewhere has the same number there.
+    # A federation ran the job on another cluster, under the same number.
     return base_state(record.state) not in REVOKED
 
 
 def _told_of_event(event: Event) -> Told | None:
+    """Build a job from an event; None where its first submit time or uid is unknown."""
     record, fact = event.body.record, event.body
     first = fact.first_submit if isinstance(fact, RunFact) else record.submit
     if first is None or record.uid is None or (record.restarts and first is record.submit):
@@ -345,4 +354,4 @@ def _told_of_event(event: Event) -> Told | None:
 
 
 REMOTE_BANK: Final = RemoteBank(relay=relay, describe=describe)
-"""What tells a myBRC server."""
+"""Registration of the myBRC client with the bank."""

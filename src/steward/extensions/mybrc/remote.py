@@ -1,8 +1,13 @@
-"""Tells a myBRC server elsewhere what is in the outbox, until it has taken it.
+"""Client of a myBRC server elsewhere, and the sender that empties the outbox to it.
 
-While the server is away all of it waits. What it refuses, or fails over, one thing
-alone, is tried again ever more seldom, for a week, and holds up nothing else; where it
-fails over everything it counts as away.
+:class:`Remote` makes the HTTP requests: new job, update, ``can_submit_job``. :class:`Passing` reads
+messages from the ledger's outbox (``outbox`` writes them), sends each until the server accepts it,
+and keeps only the latest for each job. The functions below build the request body from a job's
+charges.
+
+While the server is away, all messages wait. One that the server rejects, or fails on, is retried
+with growing delays for a week and holds up no other; if the server fails on everything, it counts
+as away.
 """
 
 import contextlib
@@ -30,38 +35,48 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _BATCH: Final = 100
+"""Most messages sent in one turn."""
 _TRIED: Final = 1000
+"""Most unsent messages considered for dropping outdated ones."""
 _IDLE_S: Final = 1.0
+"""Wait after a turn with nothing left to send, in seconds."""
 _FIRST_S: Final = 0.5
+"""First delay while the server is away, in seconds."""
 _MOST_S: Final = 60.0
+"""Longest delay while the server is away, in seconds."""
 _REFUSED_S: Final = 60.0
+"""First delay of a rejected message, in seconds; doubles with each try."""
 _REFUSED_MOST_S: Final = 3600.0
+"""Longest delay of a message, in seconds."""
 _MOST_TRIES: Final = 175
-"""So often one thing is tried that is not taken: for a week."""
+"""Most tries of one rejected message: about a week."""
 _LONGEST_WORD: Final = 50
+"""Longest state, partition or QOS that the API accepts, in characters."""
 _TAKEN: Final = (200, 201)
 _ITS_OWN_FAULT: Final = (400, 409, 413, 422)
-"""Not 404: POST and PUT take new jobs, so it means that the URL has another path."""
+"""Excludes 404: POST and PUT accept new jobs, so a 404 means a wrong path in the URL."""
 _MOST_SAID: Final = 300
+"""Most characters of an error reply to log."""
 _NO_SUCH_PATH: Final = 404
 _FAILED: Final = 500
 _FAILED_S: Final = 10.0
+"""First delay of a message on which the server failed, in seconds."""
 _MOST_FAILED: Final = 20
-"""So many failures one after the other are the server's, not those of what it is told."""
+"""Consecutive failures after which the server, not the message, is at fault."""
 
 
 class _Taken(msgspec.Struct, frozen=True):
-    """What a server answers that has taken a job, as far as it is looked at."""
+    """Reply of a server that accepted a job; other fields are ignored."""
 
     jobslurmid: str | int
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What the server says of a job that may be submitted.
+    """Server's answer to ``can_submit_job``.
 
     Attributes:
-        success: Whether it can be.
-        message: Why, in words.
+        success: Whether the job can be submitted.
+        message: The reason, as text.
     """
 
     success: bool
@@ -69,10 +84,10 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class Remote:
-    """The server elsewhere.
+    """HTTP client of the myBRC server elsewhere.
 
     Args:
-        settings: [bank.remote] is what is used of it.
+        settings: The configuration; only [bank.remote] is used.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -80,35 +95,35 @@ class Remote:
         self._client: Any = None
 
     def create(self, body: dict[str, Any]) -> None:
-        """Tell of a new job.
+        """Send a new job (POST).
 
         Raises:
-            RemoteUnavailable: It cannot be told now.
-            RemoteFailed: The server fails over it.
-            RemoteRejected: The server does not take it.
+            RemoteUnavailable: The server cannot be reached now.
+            RemoteFailed: The server fails on this job.
+            RemoteRejected: The server rejects the job.
         """
         self._send("POST", "/jobs/", body)
 
     def update(self, jobslurmid: str, body: dict[str, Any]) -> None:
-        """Tell of a job, new or not.
+        """Send a job, new or known (PUT).
 
         Raises:
-            RemoteUnavailable: It cannot be told now.
-            RemoteFailed: The server fails over it.
-            RemoteRejected: The server does not take it.
+            RemoteUnavailable: The server cannot be reached now.
+            RemoteFailed: The server fails on this job.
+            RemoteRejected: The server rejects the job.
         """
         self._send("PUT", f"/jobs/{jobslurmid}/", body)
 
     def look(self) -> None:
-        """See whether the server is there, and whether the token may tell it of jobs.
+        """Check that the server answers and that the token may send jobs.
 
         Raises:
-            RemoteUnavailable: It is not, or may not, or [bank.remote] is wrong.
-            RemoteFailed: The server fails over a list of jobs.
-            RemoteRejected: The server gives no list of jobs.
+            RemoteUnavailable: It does not answer, the token may not, or [bank.remote] is wrong.
+            RemoteFailed: The server fails on a list of jobs.
+            RemoteRejected: The server returns no list of jobs.
         """
         self._send("GET", "/jobs/")
-        # A job without a name is none: what may be written is refused for that alone.
+        # A job without a name is invalid: a token that may write gets a rejection for that alone.
         with contextlib.suppress(RemoteRejected, RemoteFailed):
             self._send("POST", "/jobs/", {"jobslurmid": ""})
 
@@ -116,13 +131,13 @@ class Remote:
         """Ask whether a job of a cost can be submitted.
 
         Args:
-            cost: Micro-SU, of which hundredths of an SU are told.
-            uid: Whose it would be.
-            account: Who would pay.
+            cost: Cost in micro-SU; the server gets hundredths of an SU.
+            uid: User of the job.
+            account: Account that would pay.
 
         Raises:
             RemoteUnavailable: The server does not answer now, or [bank.remote] is wrong.
-            RemoteFailed: The server fails over it.
+            RemoteFailed: The server fails on this question.
             RemoteRejected: The server knows no such user or account.
         """
         name = quote(account, safe="")
@@ -137,12 +152,13 @@ class Remote:
             ) from error
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         if self._client is not None:
             self._client.close()
             self._client = None
 
     def _send(self, method: str, path: str, body: dict[str, Any] | None = None) -> bytes:
+        """Send one request; map errors and statuses to Steward's exceptions."""
         import httpx
 
         url = self._settings.url.rstrip("/") + path
@@ -154,7 +170,7 @@ class Remote:
             self.close()
             raise RemoteFailed(f"{method} {url}: no answer in time", path) from error
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
-            # ValueError: certificates or a token that are none.
+            # ValueError: an invalid certificate or token.
             self.close()
             raise RemoteUnavailable(f"{self._settings.url}: {error}", path) from error
         if answer.status_code in _TAKEN:
@@ -172,7 +188,7 @@ class Remote:
         said = f"{method} {url}: {answer.status_code} {answer.text[:_MOST_SAID]}"
         if answer.status_code in _ITS_OWN_FAULT:
             if not _is_json(answer.content):
-                # A proxy may refuse one job for its words: it holds up nothing else.
+                # A proxy may block one job for its content: that holds up nothing else.
                 raise RemoteFailed(f"{said}. Is the path in [bank.remote] url right?", path)
             raise RemoteRejected(said, path)
         if answer.status_code == _FAILED:
@@ -180,12 +196,13 @@ class Remote:
         raise RemoteUnavailable(said, path)
 
     def _connected(self) -> Any:
+        """Return the HTTP client, creating it where there is none."""
         if self._client is None:
             import ssl
 
             import httpx
 
-            # Not from the environment: a proxy of somebody's shell is not the site's.
+            # Ignore the environment: a proxy of somebody's shell is not the site's.
             verify = ssl.create_default_context(cafile=self._settings.ca_file or None)
             self._client = httpx.Client(
                 timeout=self._settings.timeout_s, verify=verify, trust_env=False
@@ -193,14 +210,15 @@ class Remote:
         return self._client
 
     def _token(self) -> str:
-        # Read each time, so that a new one needs no restart.
+        """Read the token file into the Authorization header's value."""
+        # Read each time, so that a new token needs no restart.
         with open(self._settings.token_file, encoding="ascii") as file:
             token = file.read().strip()
         return token if token.lower().startswith("token ") else f"Token {token}"
 
 
 def _names(answer: bytes, job_id: str) -> bool:
-    """Whether an answer is a job of that id; a portal's page is none, whatever its code."""
+    """Return True if an answer is that job's JSON; a captive portal's page never is."""
     try:
         return str(msgspec.json.decode(answer, type=_Taken).jobslurmid) == job_id
     except (msgspec.DecodeError, RecursionError):
@@ -208,7 +226,7 @@ def _names(answer: bytes, job_id: str) -> bool:
 
 
 def _is_json(answer: bytes) -> bool:
-    """Whether an answer may be a myBRC server's own, which says in JSON why it refuses."""
+    """Return True if an answer is JSON, as a myBRC server's own refusals are."""
     try:
         msgspec.json.decode(answer)
     except (msgspec.DecodeError, RecursionError):
@@ -217,12 +235,12 @@ def _is_json(answer: bytes) -> bool:
 
 
 class Passing:
-    """Empties the outbox.
+    """Sender that empties the outbox to the server.
 
     Args:
         settings: The whole configuration.
-        ledger: Where the outbox is.
-        now: The time.
+        ledger: Ledger that holds the outbox.
+        now: Returns the current time.
     """
 
     def __init__(self, settings: Settings, ledger: "Ledger", now: Callable[[], datetime]) -> None:
@@ -236,15 +254,15 @@ class Passing:
         self._failed = 0
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections and jobs.db."""
         self._remote.close()
         self._owners.close()
 
     def send_once(self, stop: Stop, beat: Callable[[], None]) -> float:
-        """Tell what is due.
+        """Send the messages that are due.
 
         Returns:
-            Seconds to wait until the next time.
+            Seconds to wait before the next call.
         """
         try:
             self._noticing.turn()
@@ -267,11 +285,11 @@ class Passing:
         return 0.0 if len(items) == _BATCH else _IDLE_S
 
     def _latest(self, items: list[OutboxItem], tried: list[OutboxItem]) -> list[OutboxItem]:
-        """Without those of which a later one tells the same job's cost anyhow.
+        """Drop messages whose job has a later message, which carries the cost anyway.
 
         Args:
-            items: What is due.
-            tried: What was tried before, due or not, or set aside.
+            items: Messages that are due.
+            tried: Messages that were tried before, due or not, or dead letters.
         """
         jobs = {item.id: _job(read(item)) for item in (*items, *tried)}
         last: dict[tuple[object, ...], int] = {}
@@ -286,6 +304,7 @@ class Passing:
         return kept
 
     def _pass(self, item: OutboxItem) -> None:
+        """Send one message; remove it from the outbox, or postpone it."""
         message = read(item)
         told = message.told
         counted: int | None = None
@@ -309,7 +328,7 @@ class Passing:
             if message.op == "change":
                 self._later(item, str(error), _REFUSED_S)
                 return
-            # A job that is known there already; or one that its first charge will tell.
+            # The server knows the job already, or its first charge will report it.
             log.warning(
                 "job %d: the myBRC server elsewhere does not count its hold: %s",
                 *(told.job_id, error),
@@ -323,10 +342,10 @@ class Passing:
                 t.remote_holds.drop(told.cluster, told.job_id)
 
     def _owned(self, told: Told, rows: list[ChargeRow]) -> Told:
-        """The same with its user's uid.
+        """Return the job with its user's uid.
 
         Raises:
-            RemoteRejected: Nobody knows it now; a directory of users may be away.
+            RemoteRejected: The uid is unknown now; the user directory may be away.
         """
         if told.uid >= 0 or not rows:
             return told
@@ -337,6 +356,7 @@ class Passing:
         return msgspec.structs.replace(told, uid=uid)
 
     def _later(self, item: OutboxItem, why: str, first_s: float) -> None:
+        """Postpone a message; after the last try, make it a dead letter."""
         if item.tries + 1 >= _MOST_TRIES:
             log.error(
                 "job %d is not taken elsewhere after %d tries: %s; 'steward bank notices' lists it",
@@ -356,17 +376,18 @@ class Passing:
 
 
 def charges_of(t: "Transaction", told: Told) -> list[ChargeRow]:
-    """A job's charges, but for those that clients of the API had entered."""
+    """Return a job's charges, except those entered by clients of the API."""
     rows = t.charges.of_job(told.cluster, told.job_id, told.first_submit)
     return [row for row in rows if row.charge.source != TOLD]
 
 
 def cost_of(t: "Transaction", told: Told) -> int:
-    """The cost of a job for the account that the server knows it by, micro-SU."""
+    """Sum the cost of a job for the account that the server knows it by, in micro-SU."""
     return _cost(told, charges_of(t, told))
 
 
 def _cost(told: Told, rows: list[ChargeRow]) -> int:
+    """Sum a job's charges for its account, refunds deducted."""
     return sum(
         max(0, row.charge.amount - row.refunded)
         for row in rows
@@ -375,10 +396,10 @@ def _cost(told: Told, rows: list[ChargeRow]) -> int:
 
 
 def _dated(told: Told, rows: list[ChargeRow]) -> Told:
-    """A job with a start and an end, from its charges where its last run has none.
+    """Fill in a job's start and end from its charges where its last run has none.
 
-    A server counts the amount of a PUT only with submit, start and end times. A run that
-    was cancelled before it began starts and ends at the same time, as Slurm records it.
+    A server counts the amount of a PUT only with submit, start and end times. A run that was
+    cancelled before it began starts and ends at the same time, as Slurm records it.
     """
     uses = [row.charge.use for row in rows if row.charge.use is not None]
     begun = [(use.start, use.seconds) for use in uses if use.start is not None]
@@ -390,11 +411,11 @@ def _dated(told: Told, rows: list[ChargeRow]) -> Told:
 
 
 def body_of(told: Told, amount: int, state: str) -> dict[str, Any]:
-    """A job as the API takes it.
+    """Build the JSON fields of a job for the API; empty fields are left out.
 
     Args:
         told: The job.
-        amount: What it costs, micro-SU.
+        amount: Its cost, micro-SU.
         state: Its state.
     """
     fields = {
@@ -414,10 +435,11 @@ def body_of(told: Told, amount: int, state: str) -> dict[str, Any]:
 
 
 def read(item: OutboxItem) -> Message:
-    """What of the outbox is to be told."""
+    """Decode the message of an outbox item."""
     return msgspec.json.decode(item.payload, type=Message)
 
 
 def _job(message: Message) -> tuple[object, ...]:
+    """Return the subject of a message; a later message with the same subject replaces it."""
     told = message.told
     return message.op, told.cluster, told.job_id, told.first_submit, told.account

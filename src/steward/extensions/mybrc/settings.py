@@ -1,4 +1,4 @@
-"""The settings of the myBRC API."""
+"""Settings of the myBRC REST API: the section [mybrc]."""
 
 from steward.core.section import Section
 
@@ -7,11 +7,11 @@ class MybrcSettings(Section, frozen=True, kw_only=True):
     """[mybrc]: the myBRC REST API, for the plugins that speak it.
 
     Attributes:
-        listen: Address and port (``127.0.0.1:8000``); there is none if empty.
-        certificate_file: Our certificate; without one, no encryption.
-        key_file: The key of that certificate.
-        users_file: Lines ``USER:HASH`` of those that may get a token, see docs/mybrc.md.
-        cluster: The cluster whose jobs are told and asked of; the first if empty.
+        listen: Address and port (``127.0.0.1:8000``); if empty, the API is off.
+        certificate_file: Server certificate; without one, no encryption.
+        key_file: Private key of that certificate.
+        users_file: Lines ``USER:HASH`` of the users that may get a token, see docs/mybrc.md.
+        cluster: Cluster that the API's jobs belong to; the first if empty.
     """
 
     listen: str = ""

@@ -1,4 +1,11 @@
-"""Hashes of passwords: scrypt's, which takes a tenth of a second and 32 MB on purpose."""
+"""Users and tokens of the myBRC API: password hashes, the users file, login and token checks.
+
+Passwords are hashed with scrypt, which takes a tenth of a second and 32 MB on purpose.
+:func:`set_user` and :func:`drop_user` edit the users file (``USER:HASH`` lines); :class:`UsersFile`
+rereads it when it changes. :class:`Doorkeeper` issues tokens and authenticates requests: the ledger
+stores only a token's SHA-256. :class:`Failures` limits failed attempts by address. ``application``
+calls them.
+"""
 
 import hashlib
 import hmac
@@ -22,23 +29,26 @@ if TYPE_CHECKING:
 
 _KIND: Final = "scrypt"
 _COST: Final = 2**15
+"""scrypt's n, the cost factor of new hashes."""
 _BLOCK: Final = 8
+"""scrypt's r, the block size of new hashes."""
 _MEMORY: Final = 64 << 20
+"""Memory limit of scrypt, in bytes."""
 _SALT: Final = 16
 _KEY: Final = 32
 
 
 def hashed(password: str) -> str:
-    """A password as a line of the users file has it behind the name."""
+    """Hash a password into the text that follows the name in the users file."""
     salt = secrets.token_bytes(_SALT)
     return f"{_KIND}${_COST}${_BLOCK}${salt.hex()}${_key(password, salt, _COST, _BLOCK).hex()}"
 
 
 def matches(password: str, kept: str) -> bool:
-    """Whether a password is the one of which the hash was kept.
+    """Return True if a password matches a hash of the users file.
 
     Raises:
-        BankUsage: What was kept is no such hash.
+        BankUsage: The text is no such hash.
     """
     try:
         kind, cost, block, salt, key = kept.split("$")
@@ -51,30 +61,33 @@ def matches(password: str, kept: str) -> bool:
 
 
 def _key(password: str, salt: bytes, cost: int, block: int) -> bytes:
+    """Derive a key from a password with scrypt."""
     return hashlib.scrypt(
         password.encode(), salt=salt, n=cost, r=block, p=1, maxmem=_MEMORY, dklen=_KEY
     )
 
 
 _USER: Final = re.compile(r"[^\s:#][^\s:]{0,149}")
+"""User names: no blanks, no colons, no leading ``#``."""
 _SHORTEST: Final = 8
+"""Fewest characters of a password."""
 
 
 def users_in(text: str) -> list[tuple[str, str]]:
-    """The users of such a file, and the hashes of their passwords; ``#`` begins a comment."""
+    """Parse a users file into names and password hashes; ``#`` begins a comment."""
     lines = (line.strip() for line in text.splitlines())
     parts = (line.partition(":") for line in lines if line and not line.startswith("#"))
     return [(user.strip(), kept.strip()) for user, colon, kept in parts if colon and user.strip()]
 
 
 def set_user(path: str, user: str, password: str) -> bool:
-    """Let a user in by a password.
+    """Add a user with a password, or change the password.
 
     Returns:
-        Whether there was no such user.
+        Whether the user is new.
 
     Raises:
-        BankUsage: The name or the password cannot be one.
+        BankUsage: The name or the password is not allowed.
         BankError: The file cannot be read or written.
     """
     if not _USER.fullmatch(user):
@@ -88,7 +101,7 @@ def set_user(path: str, user: str, password: str) -> bool:
 
 
 def drop_user(path: str, user: str) -> bool:
-    """Let a user in no more; False if there is none of that name.
+    """Remove a user; return False if there is none of that name.
 
     Raises:
         BankError: The file cannot be read or written.
@@ -105,6 +118,7 @@ def _is_of(line: str, user: str) -> bool:
 
 
 def _lines(path: str) -> list[str]:
+    """Read the lines of the users file; none if it is missing."""
     try:
         with open(path, encoding="utf-8") as file:
             return file.read().splitlines()
@@ -115,7 +129,7 @@ def _lines(path: str) -> list[str]:
 
 
 def _write(path: str, lines: list[str]) -> None:
-    """Put a new file in place of the old one, with its owner; nobody sees half of it."""
+    """Replace the users file atomically and keep its owner and mode."""
     try:
         mode, owner, trusted = 0o600, None, frozenset[int]()
         if os.path.exists(path):
@@ -131,26 +145,33 @@ def _write(path: str, lines: list[str]) -> None:
 log = logging.getLogger(__name__)
 
 _TOKEN: Final = 20
-"""Bytes of a token: 40 characters in hex, as myBRC's have."""
+"""Length of a token in bytes: 40 characters in hex, as myBRC's."""
 _MOST_TOKENS: Final = 100
+"""Most tokens of one user; a new one replaces the oldest."""
 _REMEMBERED_S: Final = 10.0
+"""Time for which a valid token is cached, in seconds."""
 _FAILURES: Final = 10
+"""Failed attempts of an address after which it must wait."""
 _WITHIN_S: Final = 60.0
+"""Time in which failed attempts count, in seconds."""
 _MOST_ADDRESSES: Final = 10_000
+"""Most addresses, and cached tokens, kept in memory."""
 _AT_ONCE: Final = 2
+"""Passwords hashed at the same time, because each hash takes 32 MB."""
 _TURN_S: Final = 1
+"""Retry-After of a login while other passwords are being hashed, in seconds."""
 
 
 def digest_of(token: str) -> str:
-    """What the ledger knows a token by."""
+    """Return the SHA-256 under which the ledger stores a token."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 class UsersFile:
-    """The file of names and hashes, read again when it has changed.
+    """Users file with names and password hashes, reread when it changes.
 
     Args:
-        path: Lines ``USER:HASH``; ``#`` begins a comment.
+        path: The file: lines ``USER:HASH``; ``#`` begins a comment.
     """
 
     def __init__(self, path: str) -> None:
@@ -159,15 +180,15 @@ class UsersFile:
         self._read: tuple[int, int, int] | None = None
         self._said = ""
         self._users: dict[str, str] = {}
-        # One of its own each run, so that whether a name is known cannot be told by the time.
+        # Hash checked for unknown users, new in each process, so that timing does not reveal names.
         self._nobody = hashed(secrets.token_hex())
 
     def knows(self, user: str) -> bool:
-        """Whether there is such a user."""
+        """Return True if the user exists."""
         return user in self._current()
 
     def admits(self, user: str, password: str) -> bool:
-        """Whether this is the user's password; it takes as long where there is no such user."""
+        """Return True if the password is the user's; takes as long for an unknown user."""
         kept = self._current().get(user, "")
         try:
             return matches(password, kept or self._nobody) and bool(kept)
@@ -176,6 +197,7 @@ class UsersFile:
             return False
 
     def _current(self) -> dict[str, str]:
+        """Return names and hashes, reread if the file has changed."""
         with self._lock:
             try:
                 found = os.stat(self._path)
@@ -185,7 +207,7 @@ class UsersFile:
                         self._users = dict(users_in(file.read()))
                     self._read, self._said = mark, ""
             except (OSError, UnicodeError) as error:
-                # Fail closed: nobody is known while the file that says who is cannot be read.
+                # Fail closed: while the file cannot be read, there are no users.
                 if str(error) != self._said:
                     log.error("nobody is let in to the myBRC API: %s: %s", self._path, error)
                 self._users, self._read, self._said = {}, None, str(error)
@@ -193,10 +215,10 @@ class UsersFile:
 
 
 class Failures:
-    """Counts what went wrong by address, so that guessing takes long.
+    """Failed attempts by address: a rate limit against guessing.
 
     Args:
-        clock: Seconds that only grow.
+        clock: Monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -205,10 +227,10 @@ class Failures:
         self._times: dict[str, list[float]] = {}
 
     def check(self, address: str) -> None:
-        """Let nobody on who has failed too often of late.
+        """Reject an address with too many recent failures.
 
         Raises:
-            ApiError: The address has.
+            ApiError: The address has reached the limit (status 429).
         """
         with self._lock:
             now = self._clock()
@@ -218,7 +240,7 @@ class Failures:
                 raise ApiError(429, f"too many failed tries, wait {wait_s} s", wait_s)
 
     def add(self, address: str) -> None:
-        """Something went wrong."""
+        """Record a failed attempt."""
         with self._lock:
             now = self._clock()
             if len(self._times) >= _MOST_ADDRESSES:
@@ -231,12 +253,12 @@ class Failures:
 
 
 class Doorkeeper:
-    """Gives tokens, and knows them again.
+    """Issuer and checker of API tokens.
 
     Args:
-        ledger: Where their digests are.
-        users: Who may have one.
-        now: The time.
+        ledger: Ledger that stores the tokens' digests.
+        users: Users that may have a token.
+        now: Returns the current time.
     """
 
     def __init__(self, ledger: "Ledger", users: UsersFile, now: Callable[[], datetime]) -> None:
@@ -249,13 +271,13 @@ class Doorkeeper:
         self._known: dict[str, tuple[str, float]] = {}
 
     def login(self, user: str, password: str, address: str) -> str:
-        """A new token for a user.
+        """Issue a new token for a user.
 
         Raises:
-            ApiError: Name or password is wrong, or too much was tried.
+            ApiError: Name or password is wrong, or the address failed too often.
         """
         self._failures.check(address)
-        # Nobody waits for a turn: whoever does takes a thread from those who have a token.
+        # Nobody waits for a free slot: a waiting login would take a thread from users with tokens.
         if not self._hashing.acquire(blocking=False):
             raise ApiError(429, "too many ask for a token just now", _TURN_S)
         try:
@@ -274,14 +296,14 @@ class Doorkeeper:
         return token
 
     def caller(self, authorization: str, address: str) -> str:
-        """Whose token this is.
+        """Return the user that a token belongs to.
 
         Args:
-            authorization: The header as it came: ``Token 0123…``.
-            address: From where.
+            authorization: The Authorization header as received: ``Token 0123…``.
+            address: Address of the client.
 
         Raises:
-            ApiError: It is nobody's.
+            ApiError: The token is invalid.
         """
         scheme, _, token = authorization.strip().partition(" ")
         token = token.strip()
@@ -289,13 +311,14 @@ class Doorkeeper:
             raise ApiError(401, "give a token: 'Authorization: Token …', from api_token_auth")
         user = self._user_of(digest_of(token))
         if not user:
-            # Only here: behind one address may be one who guesses, and slurmctld.
+            # Check failures only here: a guesser and slurmctld may share one address.
             self._failures.check(address)
             self._failures.add(address)
             raise ApiError(401, "Invalid token.")
         return user
 
     def _user_of(self, digest: str) -> str:
+        """Return the user of a token's digest, from cache or ledger; "" if invalid."""
         now = time.monotonic()
         with self._lock:
             user, until = self._known.get(digest, ("", 0.0))
@@ -306,7 +329,7 @@ class Doorkeeper:
             except LedgerUnavailable:
                 if not user:
                     raise
-                # Known before: the gate can answer without the ledger, so let it be asked.
+                # The token was valid before, and the gate can answer without the ledger: accept it.
                 return user if self._users.knows(user) else ""
             if found is None or not hmac.compare_digest(found.digest, digest):
                 return ""

@@ -1,4 +1,12 @@
-"""What an answer of the API can be, other than what was asked for."""
+"""Message types of the myBRC API, and conversion of amounts, times and request bodies.
+
+Errors first (:class:`ApiError` for answers, ``Remote...`` for the client), then amounts: the API
+writes SU as decimals with two places, Steward computes in micro-SU (:func:`cost`, :func:`amount`,
+:func:`show`). The Structs are the request and reply bodies. :func:`job_of` and :func:`login_of`
+parse JSON or form bodies; :func:`merged` applies an update to a job. The rules are those of the
+reference server, so that its clients work unchanged. ``application`` and ``answers`` (server) and
+``remote`` (client) use this module.
+"""
 
 import io
 import itertools
@@ -22,12 +30,12 @@ from steward.core.errors import StewardError, Unavailable
 
 
 class ApiError(StewardError):
-    """The request is answered with a status other than success.
+    """Error answered with an HTTP status other than success.
 
     Args:
-        status: HTTP's status.
-        what: What the client is told.
-        wait_s: Seconds after which it may try again; 0 to say nothing of that.
+        status: HTTP status.
+        what: Message for the client.
+        wait_s: Seconds for Retry-After; 0 to leave the header out.
     """
 
     def __init__(self, status: int, what: str, wait_s: int = 0) -> None:
@@ -37,35 +45,36 @@ class ApiError(StewardError):
 
 
 class RemoteUnavailable(Unavailable):
-    """The myBRC server elsewhere does not take anything now."""
+    """myBRC server elsewhere that accepts nothing now."""
 
 
 class RemoteRejected(StewardError):
-    """The myBRC server elsewhere does not take this one thing."""
+    """Rejection of one message by the myBRC server elsewhere."""
 
 
 class RemoteFailed(StewardError):
-    """The myBRC server elsewhere fails over this one thing, for all that is known."""
+    """Failure of the myBRC server elsewhere on one message, as far as is known."""
 
 
 DIGITS: Final = 11
-"""How many digits an amount may have altogether."""
+"""Most digits of an amount, those after the decimal point included."""
 
 PLACES: Final = 2
-"""How many of them may stand behind the point."""
+"""Most digits of an amount after the decimal point."""
 
 PATTERN: Final = r"^([0-9]{1,9}(\.[0-9]{1,2})?|\.[0-9]{1,2})(?!\n)$"
-"""What an amount in a job looks like, for the API's description."""
+"""Pattern of a job's amount, for the API's schema."""
 
 _TEXT: Final = re.compile(r"[0-9]{0,40}(\.[0-9]{0,40})?", re.ASCII)
 _HUNDREDTH: Final = MICRO // 10**PLACES
+"""Micro-SU in a hundredth of an SU."""
 
 
 def cost(text: str) -> int:
-    """The micro-SU of a cost that somebody asks about.
+    """Parse a ``job_cost`` into micro-SU.
 
     Raises:
-        BankUsage: It is no decimal that is not negative, or has too many digits or places.
+        BankUsage: It is negative or no decimal, or has too many digits or places.
     """
     text = text.strip()
     if not _TEXT.fullmatch(text) or not any("0" <= sign <= "9" for sign in text):
@@ -76,7 +85,7 @@ def cost(text: str) -> int:
 
 
 def amount(number: Decimal) -> int:
-    """The micro-SU of a job's amount, of which 2 digits are always those behind the point.
+    """Convert a job's amount to micro-SU; two of its digits are reserved for the decimals.
 
     Raises:
         BankUsage: It is negative or no number, or has too many digits or places.
@@ -88,22 +97,22 @@ def amount(number: Decimal) -> int:
 
 
 def show(micros: int) -> str:
-    """An amount as the API writes it: ``12.50``; rounded half up."""
+    """Format micro-SU as the API's decimal, rounded half up: ``12.50``."""
     hundredths = rounded(Fraction(micros, _HUNDREDTH))
     whole, part = divmod(abs(hundredths), 10**PLACES)
     return f"{'-' if hundredths < 0 else ''}{whole}.{part:02}"
 
 
 def fits(micros: int) -> bool:
-    """Whether an amount can be told at all."""
+    """Return True if the API can express an amount."""
     return 0 <= rounded(Fraction(micros, _HUNDREDTH)) < 10**DIGITS
 
 
 def _measure(number: Decimal, what: str, most_whole: int) -> None:
-    """Refuse what has more digits than the API allows.
+    """Check a number against the API's limits on digits.
 
     Raises:
-        BankUsage: It has.
+        BankUsage: It has too many digits or decimals.
     """
     _, digits, exponent = number.as_tuple()
     places = max(0, -int(exponent))
@@ -115,18 +124,19 @@ def _measure(number: Decimal, what: str, most_whole: int) -> None:
 
 
 def _micros(number: Decimal) -> int:
+    """Convert an SU decimal to micro-SU."""
     _, digits, exponent = number.as_tuple()
-    # An integer's way: the context's precision would round what is longer.
+    # Compute with integers: the decimal context's precision would round longer numbers.
     whole = int("".join(map(str, digits)))
     return whole * 10 ** (6 + int(exponent)) if whole else 0
 
 
-# Python's "$" also matches before a newline at the end, "$" in the published schemas does not.
+# Python's "$" also matches before a newline at the end; "$" in the published schemas does not.
 PLAIN: Final = r"^[^\x00-\x1f\x7f]*(?!\n)$"
-"""No control characters: names end up in logs, tables and PostgreSQL."""
+"""Text without control characters: names end up in logs, tables and PostgreSQL."""
 
 UID: Final = r"^[0-9]+(?!\n)$"
-"""Digits alone."""
+"""Digits only."""
 
 _INT: Final = 2**31
 _FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -135,13 +145,16 @@ _TIME: Final = re.compile(
 )
 _WHOLE: Final = re.compile(rb"[0-9]{1,20}")
 _MOST_FIELDS: Final = 200
+"""Most fields of a form."""
 _COUNTS: Final = ("num_cpus", "num_req_nodes", "num_alloc_nodes")
+"""Fields of a job that hold whole numbers."""
 _HOURS: Final = ("raw_time", "cpu_time")
+"""Fields of a job that hold hours."""
 
 S = TypeVar("S", bound=msgspec.Struct)
 Id = Annotated[str, Meta(min_length=1, max_length=150, pattern=PLAIN)]
 Word = Annotated[str, Meta(max_length=50, pattern=PLAIN)]
-# JSON has one kind of numbers: 4.0 is an integer, too.
+# JSON has one kind of number: 4.0 is an integer, too.
 Count = Annotated[float, Meta(ge=-_INT, lt=_INT, multiple_of=1)]
 Uid = Annotated[str, Meta(pattern=UID, max_length=10)]
 Name = Annotated[str, Meta(max_length=150, pattern=PLAIN)]
@@ -154,7 +167,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as the API shows it; what is not known is null."""
+    """A job as the API returns it; unknown fields are null."""
 
     jobslurmid: str
     submitdate: datetime | None = None
@@ -175,7 +188,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobSent(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as a client sends it; what it leaves out stays as it was."""
+    """A job as a client sends it; omitted fields keep their values."""
 
     jobslurmid: Id
     userid: Uid
@@ -196,7 +209,7 @@ class JobSent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A partition, and what an hour of a core costs there."""
+    """A partition with its price for an hour of a core."""
 
     name: str
     shared: bool | None = None
@@ -213,7 +226,7 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A hundred jobs, where the others are, and the sums of all."""
+    """A page of a hundred jobs, links to the others, and the totals of all."""
 
     count: int
     total_amount: float = 0.0
@@ -224,7 +237,7 @@ class JobPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UserPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A hundred users, and where the others are."""
+    """A page of a hundred users, with links to the others."""
 
     count: int
     next: str | None = None
@@ -233,7 +246,7 @@ class UserPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A hundred partitions, and where the others are."""
+    """A page of a hundred partitions, with links to the others."""
 
     count: int
     next: str | None = None
@@ -242,54 +255,54 @@ class PartitionPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a job can be submitted, and why."""
+    """Whether a job can be submitted, and the reason."""
 
     success: bool
     message: str | None = None
 
 
 class TokenGiven(msgspec.Struct, frozen=True, kw_only=True):
-    """A token, which is told this once."""
+    """A new token, shown this once."""
 
     token: str
 
 
 class Detail(msgspec.Struct, frozen=True, kw_only=True):
-    """What was wrong."""
+    """Error message."""
 
     detail: str
 
 
 class Login(msgspec.Struct, frozen=True, kw_only=True):
-    """Who wants a token."""
+    """Name and password of a token request."""
 
     username: Annotated[str, Meta(min_length=1, max_length=150)]
     password: Annotated[str, Meta(min_length=1, max_length=1024)]
 
 
 def job_of(body: bytes, content_type: str) -> JobSent:
-    """The job that a client sends.
+    """Parse the job in a request body.
 
     Raises:
-        ApiError: It cannot be read, or a field is not as it has to be.
+        ApiError: The body cannot be read, or a field is invalid.
     """
     return _read(body, content_type, JobSent)
 
 
 def login_of(body: bytes, content_type: str) -> Login:
-    """The name and password that a client sends.
+    """Parse the name and password in a request body.
 
     Raises:
-        ApiError: They cannot be read.
+        ApiError: The body cannot be read.
     """
     return _read(body, content_type, Login)
 
 
 def merged(sent: JobSent, before: Job | None) -> tuple[Job, int]:
-    """The job as it is after what was sent, and its amount in micro-SU.
+    """Merge an update into the stored job; return the job and its amount in micro-SU.
 
     Raises:
-        ApiError: A time or the amount is none, or the times are in no possible order.
+        ApiError: A time or the amount is invalid, or the times are out of order.
     """
     fields: dict[str, Any] = {} if before is None else msgspec.structs.asdict(before)
     sent_fields = msgspec.structs.asdict(sent)
@@ -302,7 +315,7 @@ def merged(sent: JobSent, before: Job | None) -> tuple[Job, int]:
         if isinstance(sent_fields[name], float):
             sent_fields[name] = int(sent_fields[name])
     for name in _HOURS:
-        # A form can say "nan" and "inf"; JSON has neither, so no answer could tell them.
+        # A form can contain "nan" and "inf"; JSON has neither, so no reply could return them.
         if isinstance(sent_fields[name], float) and not math.isfinite(sent_fields[name]):
             raise ApiError(400, f"{name} is {sent_fields[name]}, which is no number of hours")
     fields.update({name: value for name, value in sent_fields.items() if value is not UNSET})
@@ -318,6 +331,7 @@ def merged(sent: JobSent, before: Job | None) -> tuple[Job, int]:
 
 
 def _read(body: bytes, content_type: str, kind: type[S]) -> S:
+    """Decode a JSON or form body into a Struct."""
     media_type, options = parse_options_header(content_type)
     try:
         if media_type == "multipart/form-data":
@@ -328,7 +342,7 @@ def _read(body: bytes, content_type: str, kind: type[S]) -> S:
             )
         else:
             return msgspec.json.decode(_quoted(body, kind), type=kind, strict=False)
-        # What a form leaves empty is not known; lists of nodes cannot be told in one.
+        # An empty form field is unknown; a form cannot express the list of nodes.
         given = {name: value for name, value in pairs if value and name != "nodes"}
         return msgspec.convert(given, kind, strict=False)
     except (
@@ -338,7 +352,7 @@ def _read(body: bytes, content_type: str, kind: type[S]) -> S:
 
 
 def _parts(body: bytes, boundary: str) -> list[tuple[str, str]]:
-    """The fields of a body in parts, of which none is a file."""
+    """Parse the fields of a multipart body, without files."""
     parser = MultipartParser(
         io.BytesIO(body),
         boundary,
@@ -352,7 +366,7 @@ def _parts(body: bytes, boundary: str) -> list[tuple[str, str]]:
 
 
 def _quoted(body: bytes, kind: type[msgspec.Struct]) -> bytes:
-    """A JSON object whose whole numbers are texts where the field is one, as clients write ids."""
+    """Quote whole numbers of a JSON object where the field is text: clients send ids as numbers."""
     fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     texts = {field.name for field in msgspec.structs.fields(kind) if _is_text(field.type)}
     for name in texts & fields.keys():
@@ -363,13 +377,14 @@ def _quoted(body: bytes, kind: type[msgspec.Struct]) -> bytes:
 
 @cache
 def _is_text(kind: Any) -> bool:
-    """Whether a field takes text, whatever else it takes."""
+    """Return True if a field accepts text, whatever else it accepts."""
     types = msgspec.inspect.type_info(kind)
     among = types.types if isinstance(types, msgspec.inspect.UnionType) else (types,)
     return any(isinstance(one, msgspec.inspect.StrType) for one in among)
 
 
 def _time(name: str, text: str) -> datetime:
+    """Parse a time; without a zone it is UTC."""
     what = f"{name} {text[:60]!r} is no time since 1970: write 2026-01-31T12:00:00+00:00"
     if not _TIME.fullmatch(text):
         raise ApiError(400, what)
@@ -384,6 +399,7 @@ def _time(name: str, text: str) -> datetime:
 
 
 def _in_order(job: Job) -> None:
+    """Raise ApiError unless a job's submit, start and end are in order."""
     times = [
         (name, at)
         for name, at in (

@@ -1,4 +1,4 @@
-"""Elasticsearch and OpenSearch: scripts as documents of monthly indices, and asking for them."""
+"""Elasticsearch and OpenSearch archive sinks: scripts as documents, indexed by month."""
 
 from typing import TYPE_CHECKING
 

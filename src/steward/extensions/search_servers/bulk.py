@@ -1,4 +1,11 @@
-"""Bulk requests: what one holds, how large it may be now, and what came of it."""
+"""Bulk requests to a search server: operations, request size, results, and corrections.
+
+:class:`Bulk` sends operations two requests at a time and turns each outcome into success, a retry
+(``ArchiveUnavailable``) or a refusal. :class:`Pace` adapts the size of requests to the server's
+load. :func:`corrections` reads stored documents and returns the operations that update them.
+``destination`` uses it all. Versions are external (``external_gte``), so repeats and late arrivals
+do no harm.
+"""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,9 +32,12 @@ from steward.extensions.search_servers.client import (
 from steward.extensions.search_servers.documents import Doc, corrected, documents, is_past, versions
 
 _LEAST_BYTES: Final = 64 * 1024
+"""Smallest limit on request size, in bytes."""
 _GROWTH: Final = 1.25
+"""Growth of the limit after a successful request."""
 _PATIENCE: Final = 6
-"""How often a document that comes alone is told to wait, with a longer pause each time."""
+"""Overload replies after which a document that was sent alone is refused; pauses grow between them.
+"""
 _TARGET: Final = (
     "/_bulk?filter_path=items.*.status,items.*.error.type,items.*.error.reason,"
     "items.*.error.caused_by"
@@ -40,8 +50,8 @@ class Operation(msgspec.Struct, frozen=True):
     Attributes:
         document: The document.
         index: The name of its index.
-        action: What is to be done with it, as a line of JSON without its end.
-        source: The document itself, likewise; b"" where it is deleted.
+        action: Action line: JSON without its newline.
+        source: Document line, likewise; b"" for a deletion.
     """
 
     document: Document
@@ -51,27 +61,28 @@ class Operation(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Its bytes in the request."""
+        """Size in the request, in bytes."""
         return len(self.action) + len(self.source) + 2
 
     @property
     def deletes(self) -> bool:
-        """Whether it is a deletion."""
+        """Whether the operation is a deletion."""
         return not self.source
 
 
 def index(document: Document, name: str, source: bytes) -> Operation:
-    """Have a document be so, unless a later version is there already."""
+    """Build an operation that stores a document, unless the server has a later version."""
     return Operation(document, name, _action("index", document, name, document.version), source)
 
 
 def delete(document: Document, name: str, version: int = 0) -> Operation:
-    """Have a document be gone, in its version or in the one that is there if that is later."""
+    """Build an operation that deletes a document, also where the server has a later version."""
     latest = max(document.version, version)
     return Operation(document, name, _action("delete", document, name, latest))
 
 
 def _action(what: str, document: Document, name: str, version: int) -> bytes:
+    """Encode an action line, with external versioning."""
     return msgspec.json.encode(
         {
             what: {
@@ -85,10 +96,10 @@ def _action(what: str, document: Document, name: str, version: int) -> bytes:
 
 
 class Pace:
-    """How large a request may be: halved when the server has too much, grown when it has not.
+    """Limit on request size: halved when the server is overloaded, raised after successes.
 
     Args:
-        most_bytes: The most, in bytes.
+        most_bytes: Upper bound, in bytes.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -96,28 +107,28 @@ class Pace:
         self.bytes = most_bytes
 
     def bound(self, most_bytes: int) -> None:
-        """Learn of a lower bound."""
+        """Lower the upper bound."""
         self.bytes = min(self.bytes, most_bytes)
         self._most = min(self._most, most_bytes)
 
     def slow(self) -> None:
-        """The server has too much."""
+        """Halve the size: the server is overloaded."""
         self.bytes = max(min(_LEAST_BYTES, self._most), self.bytes // 2)
 
     def grow(self) -> None:
-        """A request went well."""
+        """Raise the size after a successful request."""
         self.bytes = min(self._most, int(self.bytes * _GROWTH))
 
 
 class Bulk:
-    """Sends operations in requests as large as the pace allows, two of them at a time.
+    """Sender of operations in requests of the pace's size, two at a time.
 
-    While the server works on one, the next is made and travels. Their order is
-    not kept: no two operations may be on the same document.
+    While the server works on one request, the next is built and sent. Their order is undefined: no
+    two operations may concern the same document.
 
     Args:
         client: The server.
-        pace: Its pace.
+        pace: Limit on request size.
     """
 
     def __init__(self, client: SearchClient, pace: Pace) -> None:
@@ -128,10 +139,10 @@ class Bulk:
         self._impatient: dict[str, int] = {}
 
     def send(self, operations: Iterable[Operation]) -> Iterator[Refusal]:
-        """Send them; what was refused for good.
+        """Send operations; yield the refusals.
 
         Raises:
-            ArchiveUnavailable: Some have to be sent again.
+            ArchiveUnavailable: Some must be sent again.
         """
         flying = self._flying
         try:
@@ -142,18 +153,19 @@ class Bulk:
             while flying:
                 yield from self._landed(*flying.popleft())
         finally:
-            # After a failure, too, nothing is on its way when the same is sent again.
+            # Also after a failure, no request is in flight when the same documents are sent again.
             self._await_flying()
             flying.clear()
 
     def close(self) -> None:
-        """End the threads that wait for replies."""
+        """End the sender threads."""
         self._pool.shutdown()
 
     def _await_flying(self) -> None:
         wait([future for _, future in self._flying])
 
     def _requests(self, operations: Iterable[Operation]) -> Iterator[list[Operation]]:
+        """Group operations into requests of the pace's size."""
         waiting: list[Operation] = []
         size = 0
         for operation in operations:
@@ -175,6 +187,7 @@ class Bulk:
         *,
         alone: bool = False,
     ) -> Iterator[Refusal]:
+        """Handle the reply to a request: split, retry, or judge each outcome."""
         reply = answered.result() if answered is not None else self._post(operations)
         if reply.status == TOO_LARGE:
             self._pace.slow()
@@ -200,7 +213,7 @@ class Bulk:
     def _judged(
         self, operations: list[Operation], outcomes: list[Outcome], *, alone: bool
     ) -> Iterator[Refusal]:
-        """The refusals among the outcomes, once nothing is to be sent again."""
+        """Yield the refusals among the outcomes, provided that nothing must be sent again."""
         both = list(zip(operations, outcomes, strict=True))
         again = [one for of, one in both if _is_again(of, one)]
         if any(one.status == TOO_MANY for one in again):
@@ -226,16 +239,16 @@ class Bulk:
     def _too_many(
         self, operations: list[Operation], error: ArchiveUnavailable, *, alone: bool
     ) -> Iterator[Refusal]:
-        """What comes of a request for which the server has no room.
+        """Handle a request for which the server has no room.
 
-        A document that it has no room for though nothing else is under way, time and again, is
-        larger than all the room there is.
+        A document is refused if the server repeatedly has no room for it while nothing else is in
+        flight: it is larger than all the room there is.
         """
         if len(operations) > 1:
             raise error
         (operation,) = operations
         if not alone:
-            # Those that were under way may be what took the room.
+            # Requests in flight may have taken the room.
             self._await_flying()
             yield from self._landed(operations, alone=True)
             return
@@ -252,7 +265,7 @@ class Bulk:
         )
 
     def _deleted(self, operations: list[Operation]) -> Iterator[Refusal]:
-        """Delete what is there in a later version: a purge wins over whatever it finds."""
+        """Delete documents that are stored in a later version: a purge always wins."""
         found = versions(self._client, [(of.document, of.index) for of in operations])
         later = [
             delete(of.document, of.index, version)
@@ -269,14 +282,14 @@ class Bulk:
 
 
 def _is_again(operation: Operation, outcome: Outcome) -> bool:
-    """Whether an operation is to be sent again as it is."""
+    """Return True if an operation must be sent again unchanged."""
     if outcome.is_shut:
         return not is_past(operation.document)
     return not outcome.is_done and not outcome.is_refused
 
 
 def shut(client: SearchClient, document: Document, why: str) -> Refusal:
-    """The refusal of a document of a past month whose index a person has shut."""
+    """Build the refusal of a document whose past month's index a person has closed."""
     return Refusal(
         document=document,
         why=(
@@ -287,7 +300,7 @@ def shut(client: SearchClient, document: Document, why: str) -> Refusal:
 
 
 def too_large(operation: Operation) -> Refusal:
-    """The refusal of a document that no request can hold."""
+    """Build the refusal of a document that exceeds the server's request limit."""
     return Refusal(
         document=operation.document,
         why=(
@@ -298,6 +311,7 @@ def too_large(operation: Operation) -> Refusal:
 
 
 def _body(operations: list[Operation]) -> bytes:
+    """Join operations into a request body of JSON lines."""
     parts: list[bytes] = []
     for operation in operations:
         parts += (operation.action, operation.source) if operation.source else (operation.action,)
@@ -306,6 +320,7 @@ def _body(operations: list[Operation]) -> bytes:
 
 
 def _again(client: SearchClient, outcomes: list[Outcome]) -> ArchiveUnavailable:
+    """Build the error for documents that must be sent again, with a remedy."""
     first = outcomes[0]
     if first.status == TOO_MANY:
         text = f"{client.where} asks for patience ({first.why})"
@@ -335,6 +350,7 @@ def _again(client: SearchClient, outcomes: list[Outcome]) -> ArchiveUnavailable:
 
 
 _AT_ONCE: Final = 500
+"""Documents looked up in one request."""
 _SIZES: Final = "version,script_bytes,environment_bytes"
 
 
@@ -347,12 +363,12 @@ class _Size(msgspec.Struct, frozen=True):
 def corrections(
     client: SearchClient, wanted: Sequence[tuple[Document, str]], most_bytes: int
 ) -> Iterator[Operation | Refusal]:
-    """How to correct documents.
+    """Read stored documents and yield the operations that correct them.
 
     Args:
         client: The server.
-        wanted: Documents, no two with the same id, each with the name of its index.
-        most_bytes: How much to have in memory at once, in bytes.
+        wanted: Documents with distinct ids, each with the name of its index.
+        most_bytes: Most bytes of documents to hold in memory.
 
     Raises:
         ArchiveUnavailable: The server is away.
@@ -374,6 +390,7 @@ def corrections(
 def _corrected(
     client: SearchClient, here: Sequence[tuple[Document, str, int]], most_bytes: int
 ) -> Iterator[Operation | Refusal]:
+    """Group documents by size, so that each group fits in memory."""
     some: list[tuple[Document, str]] = []
     size = 0
     for document, name, bytes_ in here:
@@ -389,6 +406,7 @@ def _corrected(
 def _read(
     client: SearchClient, some: Sequence[tuple[Document, str]]
 ) -> Iterator[Operation | Refusal]:
+    """Fetch stored documents and yield the operations that replace them."""
     found = documents(client, some, "_source=true")
     for (document, name), doc in zip(some, found, strict=True):
         if not doc.found:
@@ -398,6 +416,7 @@ def _read(
 
 
 def _unread(client: SearchClient, document: Document, doc: Doc) -> Refusal:
+    """Handle a document that could not be read: refuse it, or raise to retry."""
     if not doc.is_shut:
         return _missing(document)
     if is_past(document):
@@ -410,6 +429,7 @@ def _unread(client: SearchClient, document: Document, doc: Doc) -> Refusal:
 
 
 def _missing(document: Document) -> Refusal:
+    """Build the refusal of a correction whose document the server does not have."""
     return Refusal(
         document=document,
         why=(

@@ -1,9 +1,13 @@
-"""One small protocol over the two official clients: requests in bytes, replies in bytes.
+"""Client of a search server (Elasticsearch or OpenSearch): requests and replies in bytes.
 
-Of the clients' own we use what is theirs to know: nodes that are dead, kept
-connections, TLS, what product answers. Bodies are encoded, compressed and read
-by us: the clients' way costs a copy more, gzip at its slowest and json in
-place of msgspec.
+:class:`SearchClient` sends requests for a sink and reconnects when a credentials file changes.
+Around it: error messages with remedies, credentials and TLS, then the decoding of replies
+(:func:`read`, :class:`Cause`, :class:`Outcome`, :class:`BulkReply`).
+
+``product_clients`` wraps the two official client libraries as :class:`Wire`. They handle dead
+nodes, connections, TLS, and the product check. Steward encodes, compresses and decodes bodies
+itself: the libraries would cost one more copy, gzip at its slowest level, and json in place of
+msgspec.
 """
 
 import base64
@@ -22,11 +26,11 @@ from steward.archive.errors import ArchiveUnavailable
 from steward.extensions.search_servers.settings import ElasticsearchSinkSettings, SearchSinkSettings
 
 REQUESTS_AT_ONCE: Final = 2
-"""How many a server is sent without waiting for the first reply."""
+"""Requests sent at the same time without waiting for the first reply."""
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """What a server answered, whatever its status.
+    """HTTP reply of the server, whatever its status.
 
     Attributes:
         status: The HTTP status.
@@ -38,12 +42,12 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 class Wire(Protocol):
-    """One of the two clients."""
+    """Transport interface; ``product_clients`` implements it for each product."""
 
     def send(
         self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
     ) -> Reply:
-        """Send a request; a status that is an error is returned, too.
+        """Send a request; replies with an error status are returned, too.
 
         Raises:
             ArchiveUnavailable: There was no reply.
@@ -51,29 +55,29 @@ class Wire(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         ...
 
 
 def no_answer(urls: str, what: str, advice: str = "") -> ArchiveUnavailable:
-    """The error for a server that did not answer.
+    """Build the error for a server that did not answer.
 
     Args:
-        urls: Which.
+        urls: The server's URLs.
         what: What happened.
-        advice: What to do about it, if we know.
+        advice: Remedy, if known.
     """
     text = cleaned(f"{urls} cannot be asked: {what}")
     return ArchiveUnavailable(f"{text}: {advice}" if advice else text, urls)
 
 
 def too_slow(urls: str, timeout_s: float) -> ArchiveUnavailable:
-    """The error for a server that took longer than it may."""
+    """Build the error for a server that exceeded the time limit."""
     return no_answer(urls, f"no answer within {timeout_s:g} s", "raise timeout_s if it is slow")
 
 
 def tls_failed(urls: str, what: str) -> ArchiveUnavailable:
-    """The error for a connection whose encryption failed."""
+    """Build the error for a failed TLS handshake, with a remedy."""
     if "CERTIFICATE_VERIFY_FAILED" in what:
         advice = "set ca_file to the certificate that signed the server's, and check its name"
     elif "WRONG_VERSION_NUMBER" in what or "RECORD_LAYER" in what:
@@ -86,14 +90,14 @@ def tls_failed(urls: str, what: str) -> ArchiveUnavailable:
 
 
 def cleaned(text: str, longest: int = 300) -> str:
-    """What a server said, as one line of a log or a table: printable, and not endless."""
+    """Make a server's text fit one line of a log or table: printable and of limited length."""
     text = text[: 4 * longest]
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return line if len(line) <= longest else line[: longest - 1] + "…"
 
 
 def innermost(error: BaseException) -> str:
-    """What the deepest cause of a client's error says."""
+    """Return the message of the deepest cause of a client's error."""
     seen: Any = error
     for _ in range(8):
         inner = seen.__cause__ or getattr(seen, "reason", None) or seen.__context__
@@ -108,25 +112,27 @@ log = logging.getLogger(__name__)
 
 _LONGEST_SECRET: Final = 1 << 16
 _FIELD: Final = re.compile(r"[A-Za-z0-9+/=_-]+")
+"""Characters of an API key in base64."""
 _OTHERS: Final = 0o007
+"""Mode bits of users other than owner and group."""
 
 Context = Any
-"""An ``ssl.SSLContext``, whose module is not loaded here, or None."""
+"""``ssl.SSLContext`` or None; typed loosely so that ssl is not imported here."""
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
-"""What changes when one of the files does."""
+"""State of the credentials files; differs once one of them changes."""
 
 
 def stamp_of(settings: SearchSinkSettings) -> Stamp:
-    """What tells the files' present contents from later ones."""
+    """Return the present state of the credentials files."""
     return tuple(_stamp(path) for path in _files(settings))
 
 
 def authorization(settings: SearchSinkSettings) -> str:
-    """The value of the header Authorization; "" where there is none.
+    """Build the Authorization header's value; "" where none is configured.
 
     Raises:
-        ArchiveUnavailable: A file cannot be read, or does not hold what it should.
+        ArchiveUnavailable: A file cannot be read, or holds something else.
     """
     if settings.user:
         both = settings.user.encode() + b":" + _secret(settings.password_file)
@@ -145,7 +151,7 @@ def authorization(settings: SearchSinkSettings) -> str:
 
 
 def tls_context(settings: SearchSinkSettings) -> Context:
-    """How the server's certificate is checked, and ours is shown; None where no URL is https.
+    """Build the TLS context from the certificates; None where no URL is https.
 
     Raises:
         ArchiveUnavailable: A certificate or a key cannot be read.
@@ -160,7 +166,7 @@ def tls_context(settings: SearchSinkSettings) -> Context:
         if settings.certificate_file:
             name = settings.certificate_file
             _warn_of_readers(settings.key_file)
-            # Without a password OpenSSL would ask for one on the terminal.
+            # Without this callback OpenSSL would ask for a password on the terminal.
             context.load_cert_chain(name, settings.key_file, password=lambda: b"")
     except ssl.SSLError as error:
         raise ArchiveUnavailable(
@@ -174,6 +180,7 @@ def tls_context(settings: SearchSinkSettings) -> Context:
 
 
 def _files(settings: SearchSinkSettings) -> list[str]:
+    """Return the paths of the configured credentials files."""
     return [
         path
         for path in (
@@ -188,11 +195,12 @@ def _stamp(path: str) -> tuple[int, int, int] | None:
     try:
         status = os.stat(path)
     except OSError:
-        return None  # reading it says why
+        return None  # reading the file reports the error
     return status.st_mtime_ns, status.st_ino, status.st_size
 
 
 def _secret(path: str) -> bytes:
+    """Read a secret from a file."""
     try:
         with open(path, "rb") as file:
             secret = file.read(_LONGEST_SECRET).rstrip(b"\r\n")
@@ -205,10 +213,11 @@ def _secret(path: str) -> bytes:
 
 
 def _warn_of_readers(path: str) -> None:
+    """Warn if every user can read a file with a secret."""
     try:
         is_open = os.stat(path).st_mode & _OTHERS
     except OSError:
-        return  # reading it says why
+        return  # reading the file reports the error
     if is_open:
         log.warning("%s holds a secret and every user may read it: run 'chmod 600' on it", path)
 
@@ -225,6 +234,7 @@ def _unreadable(path: str, error: OSError) -> ArchiveUnavailable:
 
 
 _SMALL: Final = 1024
+"""Size up to which a body is sent uncompressed, in bytes."""
 _GZIP_LEVEL: Final = 1
 _NOISY: Final = (
     "elastic_transport",
@@ -239,10 +249,10 @@ LINES: Final = "application/x-ndjson"
 
 
 class SearchClient:
-    """A search server, as a sink's settings describe it. Nothing is connected before a request.
+    """Client of the search server that a sink's settings describe; connects at the first request.
 
     Args:
-        settings: The sink's.
+        settings: The sink's settings.
     """
 
     def __init__(self, settings: SearchSinkSettings) -> None:
@@ -255,24 +265,24 @@ class SearchClient:
 
     @property
     def is_elasticsearch(self) -> bool:
-        """Whether it is Elasticsearch, and not OpenSearch."""
+        """Whether the server is Elasticsearch rather than OpenSearch."""
         return isinstance(self.settings, ElasticsearchSinkSettings)
 
     @property
     def product(self) -> str:
-        """The server's, as its makers write it."""
+        """Product name, as its makers write it."""
         return "Elasticsearch" if self.is_elasticsearch else "OpenSearch"
 
     def request(
         self, method: str, target: str, body: bytes | None = None, kind: str = JSON
     ) -> Reply:
-        """Ask something.
+        """Send a request and return the reply, whatever its status.
 
         Args:
             method: ``GET``, ``POST``, ``PUT`` or ``DELETE``.
             target: Path and query.
-            body: What is sent.
-            kind: What ``body`` is: ``JSON`` or ``LINES``.
+            body: Request body.
+            kind: Media type of ``body``: ``JSON`` or ``LINES``.
 
         Returns:
             The reply, whatever its status.
@@ -293,12 +303,13 @@ class SearchClient:
         return wire.send(method, target, body, headers)
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         if self._wire is not None:
             self._wire.close()
             self._wire = None
 
     def _opened(self) -> Wire:
+        """Return the transport; reconnect if a credentials file has changed."""
         stamp = stamp_of(self.settings)
         if self._wire is not None and stamp != self._stamp:
             self.close()
@@ -309,8 +320,9 @@ class SearchClient:
         return self._wire
 
     def _made(self) -> Wire:
+        """Create the transport for the sink's product."""
         for name in _NOISY:
-            # They log what is sent, scripts and all; what goes wrong we say ourselves.
+            # These loggers print what is sent, scripts included; Steward reports errors itself.
             logging.getLogger(name).setLevel(logging.CRITICAL)
         context = tls_context(self.settings)
         urls = [_with_port(url) for url in self.settings.urls]
@@ -325,7 +337,7 @@ class SearchClient:
 
 
 def _with_port(url: str) -> str:
-    """The URL with its port, which one of the clients wants to see."""
+    """Add the default port to a URL: one of the client libraries requires it."""
     parts = urlsplit(url)
     if parts.port is not None:
         return url
@@ -345,21 +357,21 @@ _FAULTS: Final = frozenset(
         *("string_index_out_of_bounds_exception", "arithmetic_exception"),
     }
 )
-"""A server's own mistakes with one document: it would make them again for ever."""
+"""Errors that are a server's own bugs with one document: retries would fail forever."""
 
 _SHUT: Final = re.compile(r"FORBIDDEN/[578]/")
-"""A block that a person has put on an index: read-only, read, write. The disks' own is another."""
+"""Block that a person has put on an index: read-only, read, write. The disk-full block differs."""
 
 _CLOSED: Final = "index_closed_exception"
 _PASSING: Final = (
     *("validation_exception", "index_not_found_exception", "cluster_block_exception"),
     _CLOSED,
 )
-"""What is said of a document and is true of its index: nothing is wrong with the document."""
+"""Errors reported for a document that concern its index: the document itself is fine."""
 
 
 class Cause(msgspec.Struct, frozen=True):
-    """Why something failed, as a server says it."""
+    """Error of a server, with its cause."""
 
     type: str = ""
     reason: str | None = ""
@@ -376,14 +388,14 @@ class Cause(msgspec.Struct, frozen=True):
 
     @property
     def is_shut(self) -> bool:
-        """Whether a person has closed the index, or keeps it from being written or read."""
+        """Whether a person has closed the index, or blocked writing or reading."""
         return self.type == _CLOSED or (
             self.type == "cluster_block_exception" and bool(_SHUT.search(self.reason or ""))
         )
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of one document of a bulk request."""
+    """Result of one document of a bulk request."""
 
     status: int
     error: Cause | str | None = None
@@ -391,31 +403,31 @@ class Outcome(msgspec.Struct, frozen=True):
     @property
     def is_done(self) -> bool:
         """Whether the server has this version of the document, or a later one."""
-        # 404 is a deletion of what is not there.
+        # 404 answers the deletion of a missing document.
         return 200 <= self.status < 300 or (
             self.status in (CONFLICT, MISSING) and not self._passing
         )
 
     @property
     def is_refused(self) -> bool:
-        """Whether it will never take the document as it is."""
+        """Whether the server will never accept the document as it is."""
         if self._passing or self.status in (TOO_MANY, 401, 403, 408):
             return False
         return 400 <= self.status < 500 or self.type in _FAULTS
 
     @property
     def is_shut(self) -> bool:
-        """Whether a person has closed its index, or keeps it from being written."""
+        """Whether a person has closed the document's index or blocked writing."""
         return isinstance(self.error, Cause) and self.error.is_shut
 
     @property
     def type(self) -> str:
-        """The kind of error; "" for none."""
+        """Error type; "" for none."""
         return self.error.type if isinstance(self.error, Cause) else ""
 
     @property
     def why(self) -> str:
-        """The server's reason."""
+        """Error text of the server."""
         text = cleaned(str(self.error)) if isinstance(self.error, str) else str(self.error or "")
         return text or f"status {self.status}"
 
@@ -425,12 +437,12 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class BulkReply(msgspec.Struct, frozen=True):
-    """The reply to a bulk request: an outcome for each document, in order."""
+    """Reply to a bulk request: one outcome for each document, in order."""
 
     items: tuple[dict[str, Outcome], ...] = ()
 
     def outcomes(self) -> list[Outcome]:
-        """The outcomes."""
+        """Return the outcomes."""
         return [next(iter(item.values())) for item in self.items]
 
 
@@ -439,10 +451,10 @@ class _Failure(msgspec.Struct, frozen=True):
 
 
 def read(client: SearchClient, reply: Reply, shape: Any) -> Any:
-    """The body of a reply that succeeded, as this shape.
+    """Decode the body of a successful reply into a type.
 
     Raises:
-        ArchiveUnavailable: It did not succeed, or its body is something else.
+        ArchiveUnavailable: The request failed, or the body is something else.
     """
     if not 200 <= reply.status < 300:
         raise unavailable(client, reply)
@@ -457,27 +469,27 @@ def read(client: SearchClient, reply: Reply, shape: Any) -> Any:
 
 
 def reason(reply: Reply) -> str:
-    """What a reply that is an error says."""
+    """Describe the error of a failed reply."""
     try:
         error = msgspec.json.decode(reply.body, type=_Failure).error
     except (msgspec.MsgspecError, UnicodeError):
-        # A proxy's page, most likely.
+        # most likely a proxy's error page
         error = reply.body[:200].decode("utf-8", "replace")
     text = cleaned(str(error or ""))
     return f"{reply.status}, {text}" if text else f"status {reply.status}"
 
 
 def cause_of(reply: Reply) -> Cause:
-    """Why a request failed, as far as the server says it in its usual form."""
+    """Parse the cause of a failed reply; empty where the body has another form."""
     try:
         error = msgspec.json.decode(reply.body, type=_Failure).error
     except (msgspec.MsgspecError, UnicodeError):
-        return Cause()  # a proxy's page, most likely
+        return Cause()  # most likely a proxy's error page
     return error if isinstance(error, Cause) else Cause()
 
 
 def unavailable(client: SearchClient, reply: Reply) -> ArchiveUnavailable:
-    """The error for a request that failed, which is tried again."""
+    """Build the error for a failed request, which is retried, with a remedy."""
     of = client.settings
     advice = {
         401: (

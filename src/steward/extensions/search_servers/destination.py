@@ -1,4 +1,9 @@
-"""A search server as the destination of a sink: documents in, refusals out, old months dropped."""
+"""Search server sink: sends documents to Elasticsearch or OpenSearch and drops expired months.
+
+:class:`SearchDestination` implements the archive's ``Destination``: it prepares the index template,
+sends documents through ``bulk.Bulk``, corrects stored ones, and returns refusals. :data:`SINK_KIND`
+registers it together with the searcher in ``search``.
+"""
 
 import logging
 import re
@@ -35,19 +40,19 @@ from steward.extensions.search_servers.settings import SearchSinkSettings
 log = logging.getLogger(__name__)
 
 _REQUEST_BYTES: Final = 2 << 20
-"""Larger requests are no faster, and cost a server with a small heap more than it has."""
+"""Target size of a request: larger ones are no faster, and overload a server with a small heap."""
 
 _MONTH: Final = re.compile(r"(\d{4})\.(0[1-9]|1[0-2])")
 
 
 class SearchDestination:
-    """A :class:`steward.archive.remote.destination.Destination` on Elasticsearch or OpenSearch.
+    """Destination on Elasticsearch or OpenSearch; see ``archive.remote.destination.Destination``.
 
-    Nothing is connected before the first call. A document's index is that of
-    its script's month in the spool, so a repeat and a correction meet it there.
+    It connects at the first call. A document's index is that of its script's month in the spool, so
+    repeats and corrections go to the same index.
 
     Args:
-        settings: The sink's.
+        settings: The sink's settings.
     """
 
     def __init__(self, settings: SearchSinkSettings) -> None:
@@ -64,7 +69,7 @@ class SearchDestination:
         """Send documents; see :class:`steward.archive.remote.destination.Destination`.
 
         Raises:
-            ArchiveUnavailable: The server is away, or asked for patience.
+            ArchiveUnavailable: The server is away or overloaded.
         """
         refusals: list[Refusal] = []
         try:
@@ -77,10 +82,10 @@ class SearchDestination:
         return refusals
 
     def expire(self, before: datetime) -> None:
-        """Drop the indices of months that are wholly older than a time.
+        """Drop the indices of months that ended before a time.
 
         Raises:
-            ArchiveUnavailable: The server is away, or does not let us.
+            ArchiveUnavailable: The server is away, or permission is missing.
         """
         alias = self._settings.index
         try:
@@ -97,9 +102,10 @@ class SearchDestination:
             raise
 
     def _drop(self, name: str, before: datetime) -> None:
+        """Delete one month's index; warn once if a person protects it."""
         reply = self._client.request("DELETE", f"/{name}")
         if cause_of(reply).is_shut:
-            # Somebody keeps it, and the months that are open are to go on.
+            # Somebody protects this index; the other months must go on.
             self._tell(
                 name,
                 f"index {name} is older than retention_days and cannot be dropped "
@@ -111,17 +117,18 @@ class SearchDestination:
         log.info("%s: dropped, everything in it is older than %s", name, before.date())
 
     def _tell(self, about: str, text: str) -> None:
-        """Log a warning, once."""
+        """Log a warning once for each subject."""
         if about not in self._told:
             self._told.add(about)
             log.warning("%s: %s", self._client.where, text)
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections and end the threads."""
         self._bulk.close()
         self._client.close()
 
     def _prepare(self) -> None:
+        """Check the product, install the template and read the request limit, once."""
         if self._ready:
             return
         check_product(self._client)
@@ -133,7 +140,7 @@ class SearchDestination:
         self._ready = True
 
     def _send(self, documents: Sequence[Document]) -> list[Refusal]:
-        """Send documents that are all different ones."""
+        """Send documents with distinct ids."""
         refusals: list[Refusal] = []
         corrected: list[tuple[Document, str]] = []
         operations = self._operations(documents, corrected, refusals)
@@ -145,7 +152,7 @@ class SearchDestination:
         return refusals
 
     def _tell_of_index(self, refusals: Sequence[Refusal]) -> None:
-        """Where nothing at all is taken, it is hardly the documents' fault."""
+        """Warn about the index template where the server rejects every document."""
         first = refusals[0]
         self._tell(
             first.why,
@@ -160,7 +167,7 @@ class SearchDestination:
         corrected: list[tuple[Document, str]],
         refusals: list[Refusal],
     ) -> Iterator[Operation]:
-        """What to send whole; the rest is added to the two lists."""
+        """Yield operations that send whole documents; add corrections and refusals to the lists."""
         for document in documents:
             try:
                 name = f"{self._settings.index}-{month_of(document)}"
@@ -177,7 +184,7 @@ class SearchDestination:
                 yield index(document, name, encoded(source_of(document)))
 
     def _look_at(self, name: str) -> None:
-        """Before the first document of an index, which is made as the template then says."""
+        """Check the template before an index's first document, which creates the index."""
         if name not in self._seen:
             put_template(self._client)
             self._seen.add(name)
@@ -185,6 +192,7 @@ class SearchDestination:
     def _that_fit(
         self, found: Iterable[Operation | Refusal], refusals: list[Refusal]
     ) -> Iterator[Operation]:
+        """Yield operations within the request limit; collect the refusals."""
         for one in found:
             if isinstance(one, Refusal):
                 refusals.append(one)
@@ -195,7 +203,7 @@ class SearchDestination:
 
 
 def _rounds(documents: Sequence[Document]) -> list[list[Document]]:
-    """The documents so that no two of a round are the same one, and each keeps its order."""
+    """Split documents into rounds without duplicate ids, so that each id keeps its order."""
     rounds: list[list[Document]] = []
     seen: dict[str, int] = {}
     for document in documents:
@@ -208,10 +216,10 @@ def _rounds(documents: Sequence[Document]) -> list[list[Document]]:
 
 
 def _is_older(month: str, before: datetime) -> bool:
-    """Whether a month, the end of an index's name, is over by then."""
+    """Return True if the month at the end of an index's name ended before the time."""
     match = _MONTH.fullmatch(month)
     if match is None:
-        return False  # somebody else's index
+        return False  # not an index of this sink
     year, number = int(match[1]), int(match[2])
     latest = before.astimezone(UTC)
     return (year, number) < (latest.year, latest.month)
@@ -222,11 +230,11 @@ def _destination(settings: SearchSinkSettings, _name: str) -> SearchDestination:
 
 
 def _searcher(settings: SearchSinkSettings) -> SinkSearcher:
-    # The process of a sink never searches.
+    # Imported late: the process of a sink never searches.
     from steward.extensions.search_servers import search
 
     return search.SinkSearcher(settings)
 
 
 SINK_KIND: Final = SinkKind(destination=_destination, searcher=_searcher)
-"""What [archive.sink.NAME] with kind = "elasticsearch" or "opensearch" is."""
+"""Sink kind behind [archive.sink.NAME] with kind = "elasticsearch" or "opensearch"."""

@@ -1,9 +1,12 @@
-"""A document as it is sent: JSON from which script and environment come back exactly.
+"""Search documents: JSON from which script and environment can be restored byte for byte.
 
-A script that is UTF-8 is the text itself. Of one that is not, ``script`` has
-U+FFFD in place of what cannot be decoded, and ``script_base64`` the bytes.
-``environment`` is for searching, within bounds that keep a server from refusing
-it; the environment as it was kept, redacted, is ``environment_gzip``.
+:func:`source_of` builds a document, :func:`corrected` applies a later identity, :func:`script_in`
+and :func:`environment_in` restore the bytes. :func:`documents` and :func:`versions` fetch stored
+documents.
+
+A UTF-8 script is stored as text in ``script``. Of any other, ``script`` has U+FFFD in place of
+undecodable bytes, and ``script_base64`` holds the bytes. ``environment`` is for searching, within
+limits that keep a server from rejecting it; the full redacted environment is ``environment_gzip``.
 """
 
 import base64
@@ -23,9 +26,13 @@ from steward.extensions.search_servers.client import Cause, SearchClient, read
 from steward.slurm.environment import entries_of
 
 LONGEST_NAME: Final = 255
+"""Longest name of a searchable variable, in bytes."""
 LONGEST_VALUE: Final = 4096
+"""Searchable part of a variable's value, in bytes."""
 MOST_VARIABLES: Final = 5000
+"""Most searchable variables of a document."""
 _MOST_BYTES: Final = 1 << 20
+"""Most bytes of searchable variables of a document."""
 _GZIP_LEVEL: Final = 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -33,15 +40,16 @@ IDENTITY_FIELDS: Final = (
     *JobRecord.__struct_fields__,
     *("first_submit", "verified", "version"),
 )
-"""What a later correction replaces."""
+"""Fields that a later correction replaces."""
 
 Source = dict[str, Any]
+"""Fields of a document."""
 
 _encoder = msgspec.json.Encoder()
 
 
 def month_of(document: Document) -> str:
-    """The month, in UTC, of the script's time in the spool: ``2026.11``.
+    """Return the month, in UTC, of the script's time in the spool: ``2026.11``.
 
     Raises:
         OverflowError: No calendar has such a month.
@@ -51,12 +59,12 @@ def month_of(document: Document) -> str:
 
 
 def is_past(document: Document) -> bool:
-    """Whether its month is over: nothing new comes there."""
+    """Return True if the document's month is over, so its index gets no new documents."""
     return month_of(document) < datetime.now(UTC).strftime("%Y.%m")
 
 
 def source_of(document: Document) -> Source:
-    """The document, for :func:`encoded`; what is not known is left out."""
+    """Build a document's fields, for :func:`encoded`; unknown fields are left out."""
     source: Source = {
         "id": document.id,
         "cluster": document.cluster,
@@ -75,7 +83,7 @@ def source_of(document: Document) -> Source:
 
 
 def identity_of(document: Document) -> Source:
-    """What is known of the job, and the version in which it is known."""
+    """Build the fields known of the job, and their version."""
     identity = document.identity
     if identity is None:
         return {"version": document.version, "verified": False, "job_id": document.job_id}
@@ -88,10 +96,10 @@ def identity_of(document: Document) -> Source:
 
 
 def corrected(old: bytes, document: Document) -> bytes:
-    """A source as the server has it with a later identity in it.
+    """Replace the identity in a stored document by a later one.
 
     Raises:
-        msgspec.DecodeError: It is no JSON object.
+        msgspec.DecodeError: The stored document is no JSON object.
     """
     source = msgspec.json.decode(old, type=dict[str, msgspec.Raw])
     for name in IDENTITY_FIELDS:
@@ -100,7 +108,7 @@ def corrected(old: bytes, document: Document) -> bytes:
 
 
 def encoded(source: Mapping[str, Any]) -> bytes:
-    """A source as JSON; what no UTF-8 can hold (lone surrogates) is written as escapes."""
+    """Encode a document as JSON; lone surrogates, which UTF-8 cannot hold, become escapes."""
     try:
         return _encoder.encode(source)
     except UnicodeEncodeError:
@@ -108,10 +116,10 @@ def encoded(source: Mapping[str, Any]) -> bytes:
 
 
 def script_in(source: Mapping[str, Any]) -> bytes | None:
-    """The script that a decoded source holds, exactly; None where it holds none.
+    """Extract the exact script from a decoded document; None where it holds none.
 
     Raises:
-        ValueError: Its base64 is none.
+        ValueError: Its base64 is invalid.
     """
     if "script_base64" in source:
         return base64.b64decode(source["script_base64"], validate=True)
@@ -120,11 +128,11 @@ def script_in(source: Mapping[str, Any]) -> bytes | None:
 
 
 def environment_in(source: Mapping[str, Any]) -> bytes | None:
-    """The environment that a decoded source holds, exactly; None where it holds none.
+    """Extract the exact environment from a decoded document; None where it holds none.
 
     Raises:
-        ValueError: Its base64 is none.
-        OSError: It is no gzip.
+        ValueError: Its base64 is invalid.
+        OSError: Its gzip data is invalid.
     """
     packed = source.get("environment_gzip")
     if not isinstance(packed, str):
@@ -133,6 +141,7 @@ def environment_in(source: Mapping[str, Any]) -> bytes | None:
 
 
 def _said(body: JobScript) -> Source:
+    """Build the fields from a script event: sums, lengths, claims, flags."""
     said: Source = {}
     if body.script is not None:
         said["script_sha256"] = body.script.sha256
@@ -147,6 +156,7 @@ def _said(body: JobScript) -> Source:
 
 
 def _script(data: bytes) -> Source:
+    """Build the fields of a script."""
     more = {"script_bytes": len(data), "script_sha256": hashlib.sha256(data).hexdigest()}
     try:
         return {"script": data.decode(), **more}
@@ -155,6 +165,7 @@ def _script(data: bytes) -> Source:
 
 
 def _environment(data: bytes) -> Source:
+    """Build the fields of an environment."""
     return {
         "environment": dict(_variables(data)),
         "environment_gzip": gzip.compress(data, _GZIP_LEVEL, mtime=0),
@@ -164,7 +175,7 @@ def _environment(data: bytes) -> Source:
 
 
 def _variables(data: bytes) -> Iterator[tuple[str, str]]:
-    """The variables that can be searched for: names of a usual form, values cut."""
+    """Yield variables to search for: usual names only, long values cut."""
     size = 0
     for count, (name, value) in enumerate(entries_of(data)):
         if count == MOST_VARIABLES:
@@ -182,7 +193,7 @@ _USUAL: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz
 
 
 def _is_usual(name: bytes) -> bool:
-    """Whether a shell would export it: servers take dots and blanks in names for more."""
+    """Return True for a name that a shell would export: servers interpret dots and blanks."""
     return 0 < len(name) <= LONGEST_NAME and _USUAL.issuperset(name)
 
 
@@ -191,12 +202,13 @@ def _is_cut(value: bytes) -> bool:
 
 
 def _record(identity: JobIdentity) -> Source:
+    """Build the fields of a job record; unknown ones are left out."""
     record: Source = {
         name: value
         for name, value in msgspec.structs.asdict(identity.record).items()
         if value is not None and value != ""
     }
-    # Zero is Slurm's way to say that it is no array, and no het job.
+    # Slurm writes zero for "no array" and "no het job".
     for name in ("array_job_id", "het_job_id", "het_offset"):
         if not record[name]:
             del record[name]
@@ -204,6 +216,7 @@ def _record(identity: JobIdentity) -> Source:
 
 
 def _clean(value: Any) -> Any:
+    """Replace lone surrogates by escapes in all texts of a value."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
@@ -214,11 +227,11 @@ def _clean(value: Any) -> Any:
 
 
 Named = tuple[Document, str]
-"""A document and the name of its index."""
+"""Document, and the name of its index."""
 
 
 class Doc(msgspec.Struct, frozen=True):
-    """What a server has of a document."""
+    """Document as the server has it."""
 
     id: str = msgspec.field(default="", name="_id")
     found: bool = False
@@ -228,7 +241,7 @@ class Doc(msgspec.Struct, frozen=True):
 
     @property
     def is_shut(self) -> bool:
-        """Whether a person keeps its index from being read."""
+        """Whether a person has closed its index or blocked reading."""
         return self.error is not None and self.error.is_shut
 
 
@@ -237,15 +250,15 @@ class _Docs(msgspec.Struct, frozen=True):
 
 
 def documents(client: SearchClient, wanted: Sequence[Named], how: str) -> list[Doc]:
-    """What the server has of these documents, in their order.
+    """Fetch documents from the server, in their order.
 
     Args:
         client: The server.
-        wanted: Which.
-        how: Which parts of the source, as a query's parameter.
+        wanted: Documents to fetch, with the names of their indices.
+        how: Query parameter that selects parts of the source.
 
     Raises:
-        ArchiveUnavailable: The server is away, or cannot say of one of them now.
+        ArchiveUnavailable: The server is away, or cannot read one of them now.
     """
     asked = {"docs": [{"_index": name, "_id": document.id} for document, name in wanted]}
     parts = "docs._id,docs.found,docs._version,docs._source,docs.error.type,docs.error.reason"
@@ -262,7 +275,7 @@ def documents(client: SearchClient, wanted: Sequence[Named], how: str) -> list[D
 
 
 def versions(client: SearchClient, wanted: Sequence[Named]) -> list[int | None]:
-    """The versions that the server has of these documents; None for what is not there.
+    """Fetch the stored versions of documents; None for one that is missing.
 
     Raises:
         ArchiveUnavailable: The server is away.

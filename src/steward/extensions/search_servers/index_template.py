@@ -1,17 +1,16 @@
-"""The index template: how every monthly index is made, whoever is the first to write into it.
+"""Index template of the search sinks: mapping and settings of every monthly index.
 
-Only analysers and types that both products have had for years, built in, are
-used; nothing of it needs a licence or a plugin. A script is indexed three times,
-since no one way to cut code into words serves every question:
+The template uses only analyzers and types that both products have built in for years: no license,
+no plugin. :func:`put_template` installs it, :func:`check_product` verifies the kind of server. A
+script is indexed three times, since no single way to split code into words serves every question:
 
 - ``script``: words as Unicode has them (``standard``): numbers, ``a_b``, ``file.nc``.
-- ``script.words``: what stands between blanks, as written: ``--mem=4G``, whole paths.
+- ``script.words``: text between blanks, as written: ``--mem=4G``, whole paths.
 - ``script.letters``: runs of letters: the parts of paths, options and names.
 
-Each of them cuts words at 255 letters, so that no line of a script is larger
-than a term of Lucene may be (32,766 bytes), which would have it refused. Fields
-that are not in the mapping are kept and not indexed (``dynamic: false``): a
-million variable names make no new field.
+Each cuts words at 255 letters, so that no line of a script exceeds Lucene's limit for a term
+(32,766 bytes), which would get it rejected. Fields outside the mapping are stored and not indexed
+(``dynamic: false``): a million variable names make no new field.
 """
 
 import hashlib
@@ -25,21 +24,24 @@ from steward.extensions.search_servers.client import MISSING, SearchClient, read
 from steward.extensions.search_servers.settings import SearchSinkSettings
 
 VERSION: Final = 2
-"""Of the template; raised when it changes."""
+"""Version of the template; raised with each change."""
 
 LONGEST_KEYWORD: Final = 8191
-"""Letters; longer ones are kept and not indexed. Of four bytes each they still are one term."""
+"""Longest indexed keyword, in letters; a longer one is only stored. At 4 bytes each it fits a term.
+"""
 
 LONGEST_RAW: Final = 1024
-"""Letters of a script that can be asked for as a whole, which takes as much room again."""
+"""Longest script, in letters, that can be searched for as a whole; that doubles its space."""
 
 _PRIORITY: Final = 500
+"""Priority of the shortest template."""
 
 _REFRESH: Final = "30s"
-"""After so long a document is found. Each refresh makes a segment, which is merged later."""
+"""Delay until a document can be found. Each refresh makes a segment, which is merged later."""
 
 _KEYWORD: Final = {"type": "keyword", "ignore_above": LONGEST_KEYWORD}
 _SEARCHED: Final = {**_KEYWORD, "doc_values": False}
+"""Keyword that can be searched for, without doc_values."""
 _LONG: Final = {"type": "long"}
 _TIME: Final = {"type": "date"}
 _BOOLEAN: Final = {"type": "boolean"}
@@ -50,6 +52,7 @@ _KEYWORDS: Final = (
     *("name", "user", "group", "account", "partition", "qos", "state", "reason"),
     *("reservation", "submit_host", "nodelist"),
 )
+"""Fields that can be searched for and aggregated."""
 _SEARCHED_KEYWORDS: Final = (
     *("id", "environment_sha256", "redacted", "flags"),
     *("claimed_name", "claimed_dir", "claimed_host"),
@@ -61,7 +64,8 @@ _SEARCHED_KEYWORDS: Final = (
     *("tres_per_job", "tres_per_node", "tres_per_socket", "tres_per_task"),
     *("cpus_per_tres", "mem_per_tres"),
 )
-"""What is nearly different for each job: it is searched for, and no table is made of it."""
+"""Fields with a different value for nearly each job: searchable, but without a column (doc_values).
+"""
 
 _LONGS: Final = (
     *("version", "spool_mtime_ns", "spool_job_id", "script_bytes", "environment_bytes"),
@@ -78,7 +82,7 @@ _BOOLEANS: Final = ("verified", "batch")
 
 
 def mapping(settings: SearchSinkSettings, *, is_elasticsearch: bool) -> dict[str, Any]:
-    """The mapping of a document, as ``documents`` writes it."""
+    """Build the mapping of a document, as ``documents`` writes it."""
     fields: dict[str, Any] = dict.fromkeys(_KEYWORDS, _KEYWORD)
     fields |= dict.fromkeys(_SEARCHED_KEYWORDS, _SEARCHED)
     fields |= dict.fromkeys(_LONGS, _LONG)
@@ -88,7 +92,7 @@ def mapping(settings: SearchSinkSettings, *, is_elasticsearch: bool) -> dict[str
         "type": "text",
         "analyzer": "standard",
         "fields": {
-            # For exact questions only: what is alike is told by script_sha256, with less.
+            # For exact matches only; equal scripts are found by script_sha256 at less cost.
             "raw": {"type": "keyword", "ignore_above": LONGEST_RAW, "doc_values": False},
             "words": {
                 "type": "text",
@@ -116,10 +120,10 @@ def mapping(settings: SearchSinkSettings, *, is_elasticsearch: bool) -> dict[str
 
 
 def template(settings: SearchSinkSettings, *, is_elasticsearch: bool) -> dict[str, Any]:
-    """The composable index template that is called as the sink's ``index``."""
+    """Build the composable index template, named like the sink's ``index``."""
     body: dict[str, Any] = {
         "index_patterns": [f"{settings.index}-*"],
-        # Of two sinks whose names begin alike, the longer one's is meant.
+        # Where two sinks' index names start alike, the longer one's template wins.
         "priority": _PRIORITY + len(settings.index),
         "template": {
             "settings": {
@@ -178,10 +182,10 @@ class _Nodes(msgspec.Struct, frozen=True):
 
 
 def check_product(client: SearchClient) -> str:
-    """Look whether it is the server that the settings say; its version.
+    """Check that the server is the product of the settings; return its version.
 
     Raises:
-        ArchiveUnavailable: It is another, or does not answer.
+        ArchiveUnavailable: It is another product, or does not answer.
     """
     root = read(client, client.request("GET", "/"), _Root)
     is_opensearch = root.version.distribution == "opensearch"
@@ -194,10 +198,10 @@ def check_product(client: SearchClient) -> str:
 
 
 def put_template(client: SearchClient) -> bool:
-    """Put the index template, unless the server has it; whether it was put.
+    """Install the index template where it differs; return True if it was installed.
 
     Raises:
-        ArchiveUnavailable: The server is away, or does not let us.
+        ArchiveUnavailable: The server is away, or permission is missing.
     """
     settings = client.settings
     path = f"/_index_template/{settings.index}"
@@ -208,7 +212,7 @@ def put_template(client: SearchClient) -> bool:
         for one in found.index_templates:
             theirs = one.index_template
             meta = theirs.meta or {}
-            # A later Steward's is left alone, and so is one that the site made its own.
+            # Keep a later Steward's template, and one that the site maintains itself.
             if meta.get("by") != "steward" or (theirs.version or 0) > ours["version"]:
                 return False
             if theirs.version == ours["version"] and meta == ours["_meta"]:
@@ -219,11 +223,11 @@ def put_template(client: SearchClient) -> bool:
 
 
 def longest_request(client: SearchClient) -> int:
-    """The least http.max_content_length of all nodes, in bytes; 0 where we are not told."""
+    """Return the smallest http.max_content_length of all nodes, in bytes; 0 where unknown."""
     path = "/_nodes/http?filter_path=nodes.*.http.max_content_length_in_bytes"
     reply = client.request("GET", path)
     if reply.status != 200:
-        # It wants a right of its own; without it a 413 tells us.
+        # This requires a permission of its own; without it, a 413 shows the limit.
         return 0
     nodes = read(client, reply, _Nodes).nodes.values()
     return min((node.http.max_content_length_in_bytes for node in nodes), default=0)

@@ -1,7 +1,9 @@
-"""Replies of bounded size, whatever a server sends, or whoever answers in its place.
+"""HTTP transports over the official Elasticsearch and OpenSearch clients, with bounded replies.
 
-Both clients read a reply whole, however large it is and however small it came
-packed; a pool of connections that reads no more stands in for theirs.
+:class:`ElasticWire` and :class:`OpenSearchWire` implement ``client.Wire``; ``client.SearchClient``
+picks one by the sink's kind. Both client libraries read a whole reply into memory, however large it
+becomes after decompression; :class:`BoundedPool` replaces their connection pool and stops at
+:data:`LARGEST_REPLY`, whoever answers in the server's place.
 """
 
 import warnings
@@ -23,11 +25,11 @@ from steward.extensions.search_servers.client import (
 )
 
 LARGEST_REPLY: Final = 64 << 20
-"""Bytes: a document with the largest script, each of its bytes written as an escape, is smaller."""
+"""Largest reply in bytes: the largest script with every byte escaped is smaller."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What the clients use of a reply.
+    """Fields of a reply that the client libraries use.
 
     Attributes:
         status: The HTTP status.
@@ -41,7 +43,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class BoundedPool:
-    """A pool of urllib3 as the clients use it.
+    """Connection pool with urllib3's interface that limits the size of replies.
 
     Args:
         pool: The pool that connects.
@@ -51,10 +53,10 @@ class BoundedPool:
         self._pool = pool
 
     def urlopen(self, *args: Any, **named: Any) -> Answer:
-        """Ask, and read the reply.
+        """Send a request and read the reply.
 
         Raises:
-            urllib3.exceptions.HTTPError: There was none, or it is too large.
+            urllib3.exceptions.HTTPError: There was no reply, or it is too large.
         """
         from urllib3.exceptions import HTTPError
 
@@ -67,17 +69,17 @@ class BoundedPool:
         return Answer(response.status, response.headers, data)
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         self._pool.close()
 
 
 class ElasticWire:
-    """The client; it speaks to Elasticsearch 8 and 9 and to nothing else.
+    """Transport over the official client for Elasticsearch 8 and 9, which refuses other servers.
 
     Args:
         urls: The nodes, each with its port.
-        context: For TLS; None without.
-        timeout_s: How long one request may take, in seconds.
+        context: TLS context; None for no TLS.
+        timeout_s: Time limit of one request, in seconds.
 
     Raises:
         ArchiveUnavailable: The client is not installed.
@@ -91,7 +93,7 @@ class ElasticWire:
             raise ArchiveUnavailable(ELASTICSEARCH.missing, ELASTICSEARCH.part) from error
 
         class Bytes(elastic_transport.Serializer):
-            """Passes bodies on as they are."""
+            """Serializer that passes bodies through unchanged."""
 
             def loads(self, data: bytes) -> Any:
                 return data
@@ -100,7 +102,7 @@ class ElasticWire:
                 return bytes(data)
 
         class Node(elastic_transport.Urllib3HttpNode):
-            """Reads no more of a reply than is sound."""
+            """Node with a bounded connection pool."""
 
             def __init__(self, config: elastic_transport.NodeConfig) -> None:
                 super().__init__(config)
@@ -110,7 +112,7 @@ class ElasticWire:
             *("application/json", "application/x-ndjson", "application/vnd.elasticsearch+json"),
             *("application/vnd.elasticsearch+x-ndjson", "text/*", "application/*"),
         )
-        # A server without security says so in every reply.
+        # A server without security adds a warning to every reply.
         warnings.filterwarnings("ignore", category=elasticsearch.ElasticsearchWarning)
         tls: dict[str, Any] = {} if context is None else {"ssl_context": context}
         self._client = elasticsearch.Elasticsearch(
@@ -152,7 +154,7 @@ class ElasticWire:
         return Reply(answer.meta.status, _bytes(answer.body))
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         self._client.close()
 
 
@@ -161,12 +163,12 @@ def _bytes(body: Any) -> bytes:
 
 
 class OpenSearchWire:
-    """The client; it speaks to OpenSearch 2 and 3.
+    """Transport over the official client for OpenSearch 2 and 3.
 
     Args:
         urls: The nodes, each with its port.
-        context: For TLS; None without.
-        timeout_s: How long one request may take, in seconds.
+        context: TLS context; None for no TLS.
+        timeout_s: Time limit of one request, in seconds.
 
     Raises:
         ArchiveUnavailable: The client is not installed.
@@ -179,7 +181,7 @@ class OpenSearchWire:
             raise ArchiveUnavailable(OPENSEARCH.missing, OPENSEARCH.part) from error
 
         class Replying(opensearchpy.Urllib3HttpConnection):
-            """Gives out every reply with its status, as bytes, and no more of it than is sound."""
+            """Connection that returns every reply with its status, as bytes of limited size."""
 
             def _create_urllib3_pool(self) -> None:
                 super()._create_urllib3_pool()
@@ -191,7 +193,7 @@ class OpenSearchWire:
                 return status, {}, Reply(status, text.encode("utf-8", "surrogatepass"))
 
         class Bytes(opensearchpy.serializer.Serializer):
-            """Passes bodies on as they are."""
+            """Serializer that passes bodies through unchanged."""
 
             mimetype = "application/json"
 
@@ -208,7 +210,7 @@ class OpenSearchWire:
             serializer=Bytes(),
             timeout=timeout_s,
             max_retries=0,
-            # With no retry left this only has a node that was silent counted as dead.
+            # With no retries left, this only makes the client count a silent node as dead.
             retry_on_timeout=True,
             http_compress=False,
             pool_maxsize=REQUESTS_AT_ONCE,
@@ -237,12 +239,12 @@ class OpenSearchWire:
         return reply
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         self._client.close()
 
 
 def _cause(error: Exception) -> BaseException:
-    """What the client was told, where it says so."""
-    # An error of its transport has it as ``info``, which raises where there is none.
+    """Return the error behind a client library's error, where it has one."""
+    # Transport errors carry it as ``info``; that property raises where there is none.
     info = error.args[2] if len(error.args) > 2 else None
     return info if isinstance(info, BaseException) else error

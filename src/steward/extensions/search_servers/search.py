@@ -1,9 +1,11 @@
-"""From what is searched for to a query that misses none of it; the hits are proved afterwards.
+"""Script search on a search server: builds queries, and verifies every hit with the matcher.
 
-A text is found as the catalogue finds it: anywhere, also inside of a word. The
-server knows words, so it is asked for scripts that have every run of letters
-of the text as a word (``script.letters``), or as the end or the beginning of
-one where the text begins or ends within it.
+:class:`SinkSearcher` offers the catalog's search interface for a sink. The query may match too
+much, but never too little: the server returns candidates, and Steward tests each script itself.
+
+Text is found anywhere, also inside a word, as in the catalog. The server knows only words, so the
+query requires every run of letters of the text as a word (``script.letters``), or as the end or
+beginning of one where the text begins or ends within it.
 """
 
 import fnmatch
@@ -29,16 +31,20 @@ _SET: Final = re.compile(r"\[!?+\]?+[^\]]*\]")
 _WILD: Final = re.compile(r"[*?]")
 _WILDS: Final = re.compile(r"[*?]+")
 _SHORT: Final = 3
+"""Fewest letters of an open-ended word to search for."""
 _MOST_CLAUSES: Final = 64
+"""Most conditions of a query."""
 _MOST_VALUES: Final = 1000
+"""Most values of one condition."""
 _LONGEST_VALUE: Final = 1024
+"""Longest value of a condition, in characters."""
 _LATEST_NS: Final = 2**63 - 1
 
 Query = dict[str, Any]
 
 
 def candidates(matcher: Matcher) -> list[Query]:
-    """Conditions that every script with all terms meets; none where nothing can be said."""
+    """Build conditions that every script with all terms meets; empty where there are none."""
     clauses: dict[str, Query] = {}
     for term in matcher.terms:
         clauses.update(_of_term(term, words=matcher.words))
@@ -46,10 +52,10 @@ def candidates(matcher: Matcher) -> list[Query]:
 
 
 def wanted_uses(wanted: Wanted) -> list[Query]:
-    """Conditions for which uses are looked at.
+    """Build conditions for the jobs to search: owner, cluster, names, times and so on.
 
     Raises:
-        UsageError: More is named than a server should be burdened with.
+        UsageError: The search names too many values for a server.
     """
     found: list[Query] = []
     if wanted.owner is not None:
@@ -84,28 +90,31 @@ NEWEST_FIRST: Final = [
     {"key": {"order": "desc", "unmapped_type": "keyword"}},
     {"cluster": {"order": "desc", "unmapped_type": "keyword"}},
 ]
+"""Sort order of hits, as the catalog's."""
 
 
 def after_of(place: Place) -> list[Any]:
-    """``search_after`` for what follows a place in that order."""
+    """Build ``search_after`` for the hits behind a place in that order."""
     at, key, cluster = place
     digits = key.rpartition(":")[2]
-    # A place tells microseconds; the key knows the rest of the time.
+    # A place has microseconds; the key has the full time in ns.
     ns = int(digits) if digits.isdecimal() and len(digits) < 20 else at * 1000
     return [min(ns, _LATEST_NS), key, cluster]
 
 
 def _few(values: Sequence[Any], what: str) -> list[Any]:
+    """Return values for a condition; raise UsageError for too many."""
     if len(values) > _MOST_VALUES:
         raise UsageError(
             f"{len(values)} {what} are too many to ask a sink for: give at most {_MOST_VALUES}",
             what,
         )
-    # What is longer than any name would only burden the server.
+    # Drop values longer than any name: they would only burden the server.
     return [value for value in values if not isinstance(value, str) or len(value) <= _LONGEST_VALUE]
 
 
 def _owned(owner: Owner) -> Query:
+    """Build the condition for jobs that belong to a user or to their accounts."""
     either: list[Query] = [{"terms": {"account": list(owner.accounts)}}]
     if owner.uid is not None:
         own: list[Query] = [{"term": {"uid": owner.uid}}, {"term": {"user": owner.user}}]
@@ -118,10 +127,10 @@ def _any_of(either: list[Query]) -> Query:
 
 
 def _like(field: str, pattern: str) -> Query:
-    """A shell's pattern, or more: hits are tried with the pattern itself.
+    """Build a condition for a shell pattern; it may match more, since hits are tested again.
 
-    A server has no ``[…]``, takes a backslash for one, and makes an automaton of what it
-    is given: without a ``?`` behind a ``*`` it has no more states than the pattern letters.
+    A server knows no ``[…]``, takes a backslash as an escape, and builds an automaton: without a
+    ``?`` behind a ``*`` it has no more states than the pattern has letters.
     """
     simple = _SET.sub("?", pattern)
     if not _WILD.search(simple):
@@ -132,6 +141,7 @@ def _like(field: str, pattern: str) -> Query:
 
 
 def _of_term(term: str, *, words: bool) -> dict[str, Query]:
+    """Build the conditions for one search term, by key to drop duplicates."""
     text = term.lower()
     found: dict[str, Query] = {}
     for match in _LETTERS.finditer(text):
@@ -143,21 +153,25 @@ def _of_term(term: str, *, words: bool) -> dict[str, Query]:
                 "script.letters", match[0], open_left, open_right
             )
     if not found:
-        # Numbers, and letters so few that nearly every script has a word with them.
+        # Numbers only, or letters so few that nearly every script has a word with them.
         for match in _DIGITS.finditer(text):
             found[repr(match[0])] = _word("script", match[0], True, True)
     return found
 
 
 def _word(field: str, text: str, open_left: bool, open_right: bool) -> Query:
+    """Build the condition for a word, open on the left or right."""
     if open_left:
         return {"wildcard": {field: {"value": f"*{text}*" if open_right else f"*{text}"}}}
     return {"prefix" if open_right else "term": {field: {"value": text}}}
 
 
 _AT_ONCE: Final = 200
+"""Hits fetched in one request."""
 _MOST_BYTES: Final = 4 << 20
+"""Bytes of scripts fetched in one request."""
 _MOST_KEYS: Final = 10_000
+"""Most jobs that a search may name."""
 _KEY: Final = re.compile(r"script:\d{1,19}:\d{1,19}")
 _FIELDS: Final = (
     *("cluster", "key", "spool_job_id", "spool_mtime_ns", "script_bytes"),
@@ -166,6 +180,8 @@ _FIELDS: Final = (
 
 
 class _Source(msgspec.Struct, frozen=True):
+    """Fields of a hit."""
+
     cluster: str = ""
     key: str = ""
     spool_job_id: int = 0
@@ -221,10 +237,10 @@ class _Docs(msgspec.Struct, frozen=True):
 
 
 class SinkSearcher:
-    """A sink on a search server, for searching, as the catalogue's Searcher is for its own.
+    """Searcher on a search server, with the interface of the catalog's Searcher.
 
     Args:
-        settings: The sink's.
+        settings: The sink's settings.
     """
 
     def __init__(self, settings: SearchSinkSettings) -> None:
@@ -243,11 +259,11 @@ class SinkSearcher:
         after: Place | None = None,
         longest_s: float = 10.0,
     ) -> Page:
-        """The next hits, newest first; see :meth:`steward.archive.catalog.search.Searcher.page`.
+        """Return the next hits, newest first; see ``steward.archive.catalog.search.Searcher.page``.
 
         Raises:
             ArchiveUnavailable: The server is away.
-            UsageError: Too many jobs are named.
+            UsageError: The search names too many jobs.
         """
         uses = self._uses(matcher, wanted, allowed, after)
         return first_page(uses, matcher, limit=limit, lines=lines, after=after, longest_s=longest_s)
@@ -260,16 +276,16 @@ class SinkSearcher:
         *,
         longest_s: float = 60.0,
     ) -> int | None:
-        """The number of all hits; None where counting took too long.
+        """Count all hits; return None where it took too long.
 
         Raises:
             ArchiveUnavailable: The server is away.
-            UsageError: Too many jobs are named.
+            UsageError: The search names too many jobs.
         """
         return counted(self._uses(matcher, wanted, allowed, None), longest_s=longest_s)
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         self._client.close()
 
     def _uses(
@@ -279,10 +295,11 @@ class SinkSearcher:
         allowed: Callable[[Use], bool],
         after: Place | None,
     ) -> Looked:
+        """Yield each job with its script's text; "" for one that is no hit."""
         is_called = [re.compile(fnmatch.translate(name)).match for name in wanted.names]
 
         def is_readable(use: Use) -> bool:
-            # The query said only roughly what is wanted.
+            # The query selects jobs only roughly.
             if wanted.keys is not None and (use.cluster, use.key) not in wanted.keys:
                 return False
             if is_called and not any(matches(use.name) for matches in is_called):
@@ -299,6 +316,7 @@ class SinkSearcher:
     def _candidates(
         self, matcher: Matcher, wanted: Wanted, after: Place | None
     ) -> Iterator[Sequence[_Hit]]:
+        """Yield pages of hits that the server finds."""
         if wanted.keys is not None and len(wanted.keys) > _MOST_KEYS:
             raise UsageError(f"a sink is asked about {_MOST_KEYS} jobs at the most: name fewer")
         if not self._is_checked:
@@ -313,8 +331,8 @@ class SinkSearcher:
         }
         if after is not None:
             asked["search_after"] = after_of(after)
-        # Without any index yet there is no alias either, and nothing to be found. A part of the
-        # hits would look like all of them.
+        # Before the first index there is no alias, and so no hits. Partial results are refused
+        # because they would look complete.
         target = (
             f"/{self._settings.index}/_search?ignore_unavailable=true&"
             "allow_partial_search_results=false&"
@@ -335,7 +353,7 @@ class SinkSearcher:
             asked["search_after"] = hits[-1].sort
 
     def _texts(self, hits: Sequence[_Hit]) -> Iterator[str]:
-        """The scripts of hits, in order, a few megabytes of them at once."""
+        """Yield the scripts of hits, in order, fetched a few megabytes at a time."""
         some: list[_Hit] = []
         size = 0
         for hit in hits:
@@ -348,17 +366,18 @@ class SinkSearcher:
             yield from self._fetched(some)
 
     def _fetched(self, hits: Sequence[_Hit]) -> list[str]:
+        """Fetch the scripts of hits, in order."""
         asked = {"docs": [{"_index": hit.index, "_id": hit.id} for hit in hits]}
         target = "/_mget?_source_includes=script&filter_path=docs._id,docs._source"
         reply = self._client.request("POST", target, msgspec.json.encode(asked))
         found = {doc.id: doc.source.script for doc in read(self._client, reply, _Docs).docs}
-        # What was purged in between has no text any more, and is no hit.
+        # A script purged meanwhile has no text, and so is no hit.
         return [found.get(hit.id, "") for hit in hits]
 
 
 def _is_older(last: Sequence[Any], before: Sequence[Any] | None) -> bool:
-    """Whether a page that ends so is a step on from the one before."""
+    """Return True if a page with this last sort value continues the one before."""
     try:
         return before is None or tuple(last) < tuple(before)
     except TypeError:
-        return False  # no page of ours is sorted by such values
+        return False  # not a sort value of Steward's query

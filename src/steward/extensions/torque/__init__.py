@@ -1,4 +1,4 @@
-"""pbs_server's spool: how it is watched, what lies in it, and what its job files tell."""
+"""Torque as a scheduler: watches pbs_server's spool and reads its scripts and job files."""
 
 from typing import TYPE_CHECKING
 

@@ -1,7 +1,12 @@
-"""What is taken from Torque's spool: a script with its job file, and what a job file tells.
+"""Torque spool contents: environment parsing, and scripts and job files as events.
 
-Keys of events are made of what the file says, so that a scan repeats harmlessly
-what was seen by watching.
+:func:`read_variables` splits a job's Variable_List (a comma-separated text without escapes) into an
+environment and redacts it; where a split is uncertain it redacts more, never less.
+:class:`TorqueScript` is a complete script with its job file, :class:`TorqueNews` a change that a
+job file reports. Both are made by ``spool`` and read by capture.
+
+Event keys are derived from the file's content, so a scan repeats harmlessly what the watch has
+already reported.
 """
 
 import hashlib
@@ -34,17 +39,19 @@ from steward.slurm.environment import Environment, names_told
 from steward.slurm.job_states import FINISHED, LOST
 
 AMBIGUOUS: Final = "environment-ambiguous"
-"""A value holds commas, a name comes twice, or bytes were lost: entries may be pieces."""
+"""Flag: a value holds commas, a name comes twice, or bytes were lost; entries may be fragments."""
 CUT: Final = "environment-cut"
-"""Entries behind a secret are left out, for they may be pieces of it."""
+"""Flag: entries behind a secret are left out, because they may be pieces of it."""
 
 # A shell's exported functions are BASH_FUNC_name%% or BASH_FUNC_name().
 _BOUNDARY: Final = re.compile(rb",(?=[A-Za-z_][A-Za-z0-9_.%()-]{0,200}=)")
+"""Comma that separates two variables: a ``NAME=`` follows."""
 _NAME: Final = re.compile(rb"[A-Za-z_][A-Za-z0-9_.%()-]{0,200}=")
-# libxml2 reads a byte of another encoding and the two or three behind it, a comma among them,
-# as one character: a name, or what is left of one, then stands behind it. Its low bits tell.
+"""Name of a variable with its ``=``."""
+# libxml2 reads a byte of another encoding and the two or three behind it, possibly a comma, as one
+# character: a name, or the rest of one, then follows it. The character's low bits tell.
 _SWALLOWED: Final = re.compile(rb"(?<![\x80-\xff])[\x80-\xff]++[A-Za-z0-9_.-]*+=")
-# A name that no shell exports, which env(1) and programs may set all the same.
+# Name that no shell exports, but that env(1) and programs may set.
 _ODD_NAME: Final = re.compile(rb",([^,=\n]++)=")
 _COMMA_BITS: Final = ord(",") & 0x3F
 _SURE: Final = re.compile(
@@ -54,20 +61,22 @@ _SURE: Final = re.compile(
     rb"|LIBRARY_PATH|PYTHONPATH|PKG_CONFIG_PATH|MODULEPATH|MODULESHOME|LOADEDMODULES|_LMFILES_"
     rb"|XDG_[A-Z]+(?:_[A-Z]+)*|SSH_(?:CLIENT|CONNECTION|TTY)|OMP_NUM_THREADS|DBUS_[A-Z_]+|_)="
 )
+"""Variables whose start ends a secret: their names are well known."""
 _MORE: Final = b"xxxx"
+"""Filler appended to an entry's end, to detect a secret that a comma cut off."""
 MOST_VARIABLES: Final = 100_000
-"""What has more is no environment, and each costs some 10 us."""
+"""Most variables of an environment; each costs about 10 µs."""
 _TAIL: Final = 512
-"""As much of an entry's end as can make a secret of what follows it."""
+"""Bytes of an entry's end that may make the following text a secret."""
 _COUNT: Final = struct.Struct("=I")
 
 
 def read_variables(variables: str, redactor: Redactor) -> Environment:
-    """Take a Variable_List apart, without its secrets; never fails.
+    """Split a Variable_List into an environment without secrets; never fails.
 
     Args:
         variables: The text, its XML escapes undone.
-        redactor: Knows what is secret.
+        redactor: Detects secrets.
     """
     raw = variables.encode("utf-8", "backslashreplace").replace(b"\0", b"")
     entries = list(_entries(raw))
@@ -82,7 +91,7 @@ def read_variables(variables: str, redactor: Redactor) -> Environment:
 
 
 def is_too_large(variables: str) -> bool:
-    """Whether taking a Variable_List apart would hold up the jobs behind it."""
+    """Return True if a Variable_List is so large that parsing it would delay other jobs."""
     if len(variables) > MOST_ENVIRONMENT_BYTES:
         return True
     raw = variables.encode("utf-8", "backslashreplace")
@@ -92,7 +101,7 @@ def is_too_large(variables: str) -> bool:
 
 
 def _entries(raw: bytes) -> Iterator[tuple[int, bytes]]:
-    """The pieces between the commas that a ``NAME=`` follows, each with where it begins."""
+    """Yield the pieces between commas that a ``NAME=`` follows, each with its offset."""
     begin = 0
     for comma in _BOUNDARY.finditer(raw):
         yield begin, raw[begin : comma.start()]
@@ -104,7 +113,7 @@ def _entries(raw: bytes) -> Iterator[tuple[int, bytes]]:
 def _without_secrets(
     raw: bytes, entries: Sequence[tuple[int, bytes]], redactor: Redactor
 ) -> tuple[list[bytes], list[str], bool]:
-    """What may be kept, the names that lost their value, and whether entries were left out."""
+    """Redact entries; return kept entries, redacted names, and whether entries were left out."""
     spans = redactor.secret_spans(raw)
     begin, end = next(spans, (len(raw), len(raw)))
     kept: list[bytes] = []
@@ -112,7 +121,7 @@ def _without_secrets(
     is_secret = cut = False
     for (start, entry), lone in zip(entries, _shown(entries, redactor), strict=True):
         stop = start + len(entry)
-        # A secret may have been cut by a comma, so that no piece looks like one.
+        # A comma may have split a secret, so that no piece looks like one.
         while end <= start and begin < len(raw):
             begin, end = next(spans, (len(raw), len(raw)))
         if is_secret and (begin < start or _SURE.match(entry) is None):
@@ -128,17 +137,17 @@ def _without_secrets(
 
 
 def _shown(entries: Sequence[tuple[int, bytes]], redactor: Redactor) -> Iterator[bytes]:
-    """What is kept of each entry that may not be kept as it is; empty for the others."""
-    # All at one go, as it costs more to ask for each. None holds a NUL.
+    """Yield for each entry its redacted form; empty where it needs no redaction."""
+    # One call for all entries, because single calls cost more. No entry holds a NUL.
     alone = redactor.entries(b"\0".join(entry for _, entry in entries)).data.split(b"\0")
-    # What makes it a secret may begin behind the comma that it was cut at.
+    # The part that makes it a secret may begin behind the comma it was split at.
     tails = [_tail(entry) + _MORE for _, entry in entries]
     longer = redactor.entries(b"\0".join(tails)).data.split(b"\0")
     pieces = zip(entries, alone, tails, longer, strict=False)
     for (_, entry), by_itself, tail, followed in pieces:
         name = _name_of(entry)
         if not name:
-            # No variable's beginning: the piece before the first name, of what is damaged.
+            # No start of a variable: the piece before the first name, of damaged text.
             yield REDACTED
         elif (
             by_itself != entry
@@ -152,19 +161,20 @@ def _shown(entries: Sequence[tuple[int, bytes]], redactor: Redactor) -> Iterator
 
 
 def _name_of(entry: bytes) -> bytes:
-    """The name that an entry begins with, and its ``=``; empty where it begins with none."""
+    """Return the name at the start of an entry, with its ``=``; empty where there is none."""
     named = _NAME.match(entry)
     return named[0] if named else b""
 
 
 def _tail(entry: bytes) -> bytes:
-    """An entry, of a long one the name and the end."""
+    """Return an entry; of a long one only the name and the end."""
     if len(entry) <= 2 * _TAIL:
         return entry
     return _name_of(entry) + entry[-_TAIL:]
 
 
 def _is_ambiguous(entries: Sequence[tuple[int, bytes]]) -> bool:
+    """Return True if a name comes twice, or an entry holds a comma or has no name."""
     names = {entry.partition(b"=")[0] for _, entry in entries}
     return len(names) < len(entries) or any(
         b"," in entry or _NAME.match(entry) is None for _, entry in entries
@@ -172,7 +182,7 @@ def _is_ambiguous(entries: Sequence[tuple[int, bytes]]) -> bool:
 
 
 def _lost_bytes(variables: str) -> bool:
-    """Whether a character may be one that libxml2 made of a broken one and a comma."""
+    """Return True if libxml2 may have merged a broken byte and a comma into one character."""
     if variables.isascii():
         return False
     return any(
@@ -185,23 +195,23 @@ def _lost_bytes(variables: str) -> bool:
 log = logging.getLogger(__name__)
 
 PIECE_BYTES: Final = 65536
-"""qsub sends a longer script in pieces of this size; the last ones come behind the job file."""
+"""Size of qsub's pieces of a long script, in bytes; the last ones follow after the job file."""
 
 MAYBE_CUT: Final = "script-maybe-cut"
-"""The script's size is a multiple of a piece's, so that nothing tells whether it is whole."""
+"""Flag: the script's size is a multiple of a piece's, so it may be incomplete."""
 RECORD_UNREADABLE: Final = "record-unreadable"
-"""There is no job file beside the script, or it cannot be read."""
+"""Flag: there is no job file beside the script, or it cannot be read."""
 
 SOURCE: Final = "spool"
 
-# What a run's course changes by itself; all else makes a job.seen.
+# Fields that the course of a run changes; any other change makes a job.seen event.
 _COURSE: Final = dict.fromkeys(
     ("state", "reason", "start", "end", "nodelist", "nodes", "cpus", "exit_code", "exit_signal")
 )
 
 
 class TorqueScript(msgspec.Struct, frozen=True):
-    """Open descriptors on a complete ``.SC`` and the job file of that moment (-1 for none)."""
+    """Open descriptors of a complete ``.SC`` and its job file at that moment (-1 for none)."""
 
     job_id: int
     mtime_ns: int
@@ -214,7 +224,7 @@ class TorqueScript(msgspec.Struct, frozen=True):
         return is_unlinked(self.script_fd)
 
     def read(self, redactor: Redactor) -> Contents:
-        """The script byte for byte, and of the job file the environment and the claims."""
+        """Read the script byte for byte, and the job file's environment and claims."""
         script = read_whole(self.script_fd)
         if script is None:
             log.warning("job %d has a script too large to be kept", self.job_id)
@@ -230,7 +240,7 @@ class TorqueScript(msgspec.Struct, frozen=True):
         if job is None:
             return Contents(script, None, (*flags, RECORD_UNREADABLE, ENVIRONMENT_MISSING))
         environment, odd = _environment(job, redactor)
-        # Not the name: it can be changed, and the record that comes with it tells it.
+        # The job name is left out: it can change, and the record that comes along has it.
         return Contents(
             script,
             environment,
@@ -240,28 +250,29 @@ class TorqueScript(msgspec.Struct, frozen=True):
         )
 
     def _job(self) -> TorqueJob | None:
+        """Parse the job file; None where it is missing or malformed."""
         data = read_whole(self.record_fd, MOST_BYTES) if self.record_fd >= 0 else None
         try:
             return None if data is None else read_job(data, f"job {self.job_id}")
         except TorqueRecordError:
-            return None  # said when the file was first looked at
+            return None  # reported when the file was first read
 
     def close(self) -> None:
-        """Let go of the bytes."""
+        """Close the descriptors."""
         os.close(self.script_fd)
         if self.record_fd >= 0:
             os.close(self.record_fd)
 
 
 class TorqueNews(msgspec.Struct, frozen=True):
-    """What a job file has told, in events; nothing is held open.
+    """Change that a job file reports, as events; no descriptor is held.
 
     Attributes:
         cluster: The cluster's name.
-        job: What the file says.
+        job: Content of the file.
         taken_at: When it was read, UTC.
-        is_new: Whether more than the course of its run is new.
-        is_lost: Whether the file is gone, without having told of an end.
+        is_new: Whether more changed than the course of its run.
+        is_lost: Whether the file is gone without having reported an end.
     """
 
     cluster: str
@@ -272,28 +283,29 @@ class TorqueNews(msgspec.Struct, frozen=True):
 
     @property
     def job_id(self) -> int:
-        """The raw id of the job; made up for an element of an array."""
+        """Raw id of the job; made up for an array element."""
         return self.job.record.job_id
 
     @property
     def mtime_ns(self) -> int:
-        """No script comes with it."""
+        """Zero: no script comes with it."""
         return 0
 
     @property
     def is_removed(self) -> bool:
-        """It has no script to be removed."""
+        """False: it has no script that could be removed."""
         return False
 
     def read(self, redactor: Redactor) -> Contents:
-        """The events that follow, without secrets."""
+        """Return the events that follow, redacted."""
         record = redactor.record(self.job.record)
         return Contents(None, events=tuple(self._events(record)))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no descriptor is held."""
 
     def _events(self, record: JobRecord) -> list[Event]:
+        """Build the events of a change: seen, state, or end."""
         assert record.submit is not None
         run = f"{record.job_id}:{int(record.submit.timestamp())}:{record.restarts}"
         if self.is_lost:
@@ -330,7 +342,7 @@ class TorqueNews(msgspec.Struct, frozen=True):
 
 
 def settled_part(record: JobRecord) -> JobRecord:
-    """The record without what a run's course changes by itself: a change of it is news."""
+    """Return the record without the fields that a run's course changes, to detect other changes."""
     changes = {field: getattr(_NOTHING, field) for field in _COURSE}
     if record.state == "PENDING":
         del changes["reason"]
@@ -341,9 +353,9 @@ _NOTHING: Final = JobRecord(job_id=0)
 
 
 def _environment(job: TorqueJob, redactor: Redactor) -> tuple[Environment | None, tuple[str, ...]]:
-    """The environment as it may be kept, and what is odd about it."""
+    """Return the redacted environment, and flags for its defects."""
     if not job.variables:
-        # PBS_O_… are always there: what is empty was lost to a control character in a value.
+        # PBS_O_… variables always exist: an empty list was lost to a control character in a value.
         return None, (ENVIRONMENT_MISSING,)
     if is_too_large(job.variables):
         log.warning("job %d has an environment too large to be kept", job.record.job_id)

@@ -1,8 +1,9 @@
-"""What a ``.JB`` or ``.TA`` file of Torque says of its job, in Slurm's terms.
+"""Torque job files: parses ``.JB`` and ``.TA`` (XML) into job records in Slurm's terms.
 
-Read in Torque 6.1.3's own files. Torque keeps the names of user and group; the
-ids are looked up here, as in all of Steward. What Torque does not tell stays
-empty: it is never guessed.
+:func:`read_job` returns a :class:`TorqueJob`: state, times, resources and exit status mapped to
+Slurm's. :func:`element_id` makes raw ids for array elements. Verified with Torque 6.1.3's own
+files. Torque stores the names of user and group; their ids are looked up here, as everywhere in
+Steward. Fields that Torque does not have stay empty: nothing is guessed.
 """
 
 import re
@@ -17,15 +18,17 @@ from steward.core.records import JobRecord
 from steward.slurm.users import People
 
 MOST_BYTES: Final = 24 << 20
-"""The largest file that is read; an environment of 8 MiB and what escaping adds."""
+"""Largest file to read, in bytes: an environment of 8 MiB and its escapes."""
 
 _MOST_ELEMENTS: Final = 5000
+"""Most XML elements of a job file."""
 _DEEPEST: Final = 6
+"""Deepest nesting of XML elements."""
 _PIECE: Final = 1 << 20
 
 
 class TorqueRecordError(StewardError):
-    """A file of Torque's that is not what it should be; ``offender`` is its name."""
+    """Torque file that is malformed; ``offender`` is its name."""
 
 
 Fields = dict[str, str]
@@ -33,7 +36,7 @@ Fields = dict[str, str]
 
 
 class _Reader:
-    """Gathers the text of each element; of one that comes twice the first counts."""
+    """XML handler that collects the text of each element; of duplicates the first counts."""
 
     def __init__(self) -> None:
         self.fields: Fields = {}
@@ -60,18 +63,19 @@ class _Reader:
 
 
 def _refuse(*_: object) -> int:
+    """Reject document types and entities, which could expand without limit."""
     raise ValueError("it declares a document type or an entity")
 
 
 def read_fields(data: bytes, name: str) -> Fields:
-    """The texts of a ``.JB`` or ``.TA`` file.
+    """Parse a ``.JB`` or ``.TA`` file into its texts.
 
     Args:
-        data: All of the file.
+        data: The whole file.
         name: Its name, for the error.
 
     Raises:
-        TorqueRecordError: It is no such file, or not all of it.
+        TorqueRecordError: The file is malformed or incomplete.
     """
     if len(data) > MOST_BYTES:
         raise TorqueRecordError(f"{name} is larger than {MOST_BYTES} bytes", name)
@@ -104,12 +108,15 @@ _ELEMENT_BASE: Final = 10**15
 _ELEMENTS: Final = 10**7
 _JOB_ID: Final = re.compile(r"([1-9][0-9]{0,7})(\[([0-9]{0,7})\])?(?:\..*)?", re.DOTALL)
 _HAS_SCRIPT: Final = 0x20
+"""Bit of server_flags: the job has a script."""
 _SECONDS: Final = re.compile(r"(?:(?:(\d{1,6}):)?(\d{1,9}):)?(\d{1,9}):(\d{1,9})|(\d{1,12})")
+"""Walltime: seconds, or up to days:hours:minutes:seconds."""
 _PPN: Final = re.compile(r"(?:^|:)ppn=(\d{1,6})(?=:|\Z)")
 _INDICES: Final = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?")
 _LONGEST: Final = 1 << 18
+"""Longest attribute that is used, in characters."""
 _LATEST_S: Final = 32_503_680_000
-"""A time beyond the year 3000 is none."""
+"""Latest plausible time: the year 3000."""
 
 _LETTERS: Final = {
     "T": "PENDING",
@@ -121,17 +128,21 @@ _LETTERS: Final = {
     "E": "COMPLETING",
     "C": "",
 }
+"""Slurm's state for each of Torque's job_state letters."""
 _NUMBERS: Final = {"0": "T", "1": "Q", "2": "H", "3": "W", "4": "R", "5": "E", "6": "C"}
+"""Letter for each of Torque's numeric states."""
 _HELD: Final = ((1, "JobHeldUser"), (2, "JobHeldAdmin"), (8, "JobArrayTaskLimit"))
+"""Bits of Hold_Types, with Slurm's reasons."""
 # exit_status when Torque itself ended or never began the job (Administrator Guide, "Job exit
-# status"); the others of its negative values mean that the job could not be started.
+# status"); the other negative values mean that the job could not be started.
 _OVER_LIMIT: Final = {-10: "OUT_OF_MEMORY", -11: "TIMEOUT", -12: "TIMEOUT"}
 _SIGNAL_BASE: Final = 256
+"""exit_status of a job that signal N ended is this plus N."""
 _MOST_SIGNAL: Final = 64
 
 
 class TorqueJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What one file says.
+    """Content of one job file.
 
     Attributes:
         record: The job in Slurm's terms, not redacted.
@@ -147,11 +158,11 @@ class TorqueJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def element_id(array_job_id: int, index: int) -> int:
-    """The raw id that stands for an element of an array, for Torque gives it none.
+    """Return the raw id that Steward uses for an array element, which has none in Torque.
 
-    A 1, the array's id with eight digits and the index with seven: 1022[3] is
-    1000010220000003. Torque's own ids have eight digits, so none can be the same, and
-    no two elements share one; it fits the 53 bits that JSON carries unharmed.
+    A 1, the array's id with eight digits and the index with seven: 1022[3] is 1000010220000003.
+    Torque's own ids have eight digits, so none can be the same, and no two elements share one; it
+    fits the 53 bits that JSON carries unharmed.
 
     Raises:
         TorqueRecordError: Torque has no such ids.
@@ -162,15 +173,15 @@ def element_id(array_job_id: int, index: int) -> int:
 
 
 def read_job(data: bytes, name: str, people: People | None = None) -> TorqueJob:
-    """What a ``.JB`` or ``.TA`` file says.
+    """Parse a ``.JB`` or ``.TA`` file into a job.
 
     Args:
-        data: All of the file.
+        data: The whole file.
         name: Its name, for the error.
-        people: Who looks ids up; None leaves them out.
+        people: Resolves names to ids; None leaves ids out.
 
     Raises:
-        TorqueRecordError: It is not one, or not all of it.
+        TorqueRecordError: The file is malformed or incomplete.
     """
     fields = read_fields(data, name)
     found = _JOB_ID.fullmatch(fields.get("jobid", ""))
@@ -213,9 +224,9 @@ def read_job(data: bytes, name: str, people: People | None = None) -> TorqueJob:
 
 
 class _Attributes:
-    """The attributes of a job; one that is not set is empty, and so is one beyond all measure.
+    """Attributes of a job; an unset or oversized one reads as empty.
 
-    A part of it is no help: a secret that is cut does not look like one.
+    An oversized one is not cut, because part of a secret does not look like one.
     """
 
     def __init__(self, fields: Fields) -> None:
@@ -227,7 +238,7 @@ class _Attributes:
 
 
 def _people(attributes: _Attributes, people: People) -> dict[str, object]:
-    """Ids of the account that it runs as, and the names that these ids resolve to."""
+    """Resolve the ids of the user that the job runs as, and the names of these ids."""
     uid = people.uid(attributes["euser"])
     gid = people.gid(attributes["egroup"])
     return {
@@ -239,11 +250,11 @@ def _people(attributes: _Attributes, people: People) -> dict[str, object]:
 
 
 def _life(fields: Fields, attributes: _Attributes) -> dict[str, object]:
-    """State, reason, times of the run, and how it ended."""
+    """Return state, reason, times of the run, and exit status."""
     letter = attributes["job_state"] or _NUMBERS.get(fields.get("state", ""), "")
     state = _LETTERS.get(letter, "PENDING")
     starts = _whole(attributes["start_count"])
-    # Of a job that waits to be started again, the times are its former run's.
+    # For a job that waits for a restart, the times are those of its former run.
     is_started = state not in ("", "PENDING") or bool(attributes["exec_host"])
     start = _moment(attributes["start_time"]) or _moment(fields.get("start_time", ""))
     changes: dict[str, object] = {
@@ -258,9 +269,9 @@ def _life(fields: Fields, attributes: _Attributes) -> dict[str, object]:
 
 
 def _ending(exit_status: str) -> dict[str, object]:
-    """How a complete job ended, from Torque's exit_status."""
+    """Map Torque's exit_status of a complete job to state, reason and exit code."""
     if not exit_status:
-        return {"state": "CANCELLED"}  # it was deleted before it began
+        return {"state": "CANCELLED"}  # deleted before it began
     try:
         status = int(exit_status[:20])
     except ValueError:
@@ -281,7 +292,7 @@ def _ending(exit_status: str) -> dict[str, object]:
 
 
 def _reason(letter: str, attributes: _Attributes) -> str:
-    """Why it waits; "" where Torque does not say."""
+    """Return the reason why the job is pending; "" where Torque has none."""
     if letter == "W":
         return "BeginTime"
     if letter != "H":
@@ -294,7 +305,7 @@ def _reason(letter: str, attributes: _Attributes) -> str:
 
 
 def _resources(attributes: _Attributes) -> dict[str, object]:
-    """Nodes and cores: what it holds where it runs or ran, else what it asks for."""
+    """Return nodes and CPUs: allocated ones where it runs or ran, else the requested ones."""
     hosts = attributes["exec_host"]
     if hosts:
         names: dict[str, None] = {}
@@ -309,7 +320,7 @@ def _resources(attributes: _Attributes) -> dict[str, object]:
 
 
 def _slots(indices: str) -> int:
-    """How many cores "0", "0-3" and "0-3,8" are."""
+    """Count the cores in "0", "0-3" or "0-3,8"."""
     count = 0
     for part in indices.split(","):
         found = _INDICES.fullmatch(part)
@@ -319,13 +330,14 @@ def _slots(indices: str) -> int:
 
 
 def _asked_cpus(attributes: _Attributes, nodes: int | None) -> int | None:
+    """Compute the requested cores from ``procs`` and ``nodes``."""
     procs = _whole(attributes["Resource_List/procs"])
     asked = attributes["Resource_List/nodes"]
     if not asked:
         return procs or nodes
     cpus = procs
     for part in asked.split("+"):
-        # "2:ppn=4", or the name of a node in place of a count.
+        # "2:ppn=4", or a node's name in place of a count.
         count = _whole(part.partition(":")[0]) or 1
         ppn = _PPN.search(part)
         cpus += count * (int(ppn[1]) if ppn else 1)
@@ -333,7 +345,7 @@ def _asked_cpus(attributes: _Attributes, nodes: int | None) -> int | None:
 
 
 def _seconds(text: str) -> int | None:
-    """A walltime: "300", "05:00", "00:05:00", "1:00:05:00"; None for none."""
+    """Parse a walltime: "300", "05:00", "00:05:00", "1:00:05:00"; None if invalid."""
     found = _SECONDS.fullmatch(text)
     if found is None:
         return None
@@ -344,17 +356,17 @@ def _seconds(text: str) -> int | None:
 
 
 def _path(text: str) -> str:
-    """The path in "host:/path"."""
+    """Return the path in "host:/path"."""
     host, colon, path = text.partition(":")
     return path if colon and "/" not in host else text
 
 
 def _moment(text: str) -> datetime | None:
-    """A time in seconds since the epoch; None for none."""
+    """Parse a time in seconds since the epoch; None if invalid or 0."""
     seconds = _whole(text)
     return datetime.fromtimestamp(seconds, UTC) if 0 < seconds < _LATEST_S else None
 
 
 def _whole(text: str) -> int:
-    """A whole number; 0 for anything else, as where there is none."""
+    """Parse a whole number; 0 for anything else."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else 0

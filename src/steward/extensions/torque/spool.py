@@ -1,12 +1,15 @@
-"""Watches pbs_server's ``server_priv`` and takes hold of scripts and job files before they vanish.
+"""Torque spool watcher: captures scripts and job files of pbs_server's ``server_priv`` by inotify.
 
-Torque keeps ``ID.SERVER.SC`` (the script), ``ID.SERVER.JB`` (the job, XML) or ``.TA``
-(an array), and ``ID-INDEX.SERVER.JB`` (an element), all in ``jobs`` or in ``jobs/0`` to
-``jobs/9`` by the id's last digit. It renames nothing: a save writes ``.JC``, unlinks
-``.JB`` and links the one to the other, so a complete ``.JB`` shows by its creation alone,
-and for an instant there is none. The first ``.JB`` is empty. A script of more than 64 KiB
-goes on growing after that, in pieces of 64 KiB: one whose size is a multiple of that waits
-for more. Whatever else lies there is foreign.
+:class:`TorqueSpool` watches directories and decides when to scan; :class:`TorqueTaking` tracks the
+files of each job and captures those that are complete; :class:`TorqueTiming` holds the delays.
+:data:`TORQUE` registers the scheduler with capture.
+
+Torque keeps ``ID.SERVER.SC`` (the script), ``ID.SERVER.JB`` (the job, XML) or ``.TA`` (an array),
+and ``ID-INDEX.SERVER.JB`` (an element), all in ``jobs`` or in ``jobs/0`` to ``jobs/9`` by the id's
+last digit. It renames nothing: a save writes ``.JC``, unlinks ``.JB`` and links the one to the
+other, so the creation of ``.JB`` alone shows that it is complete, and for an instant there is none.
+The first ``.JB`` is empty. A script of more than 64 KiB goes on growing after that, in pieces of 64
+KiB: one whose size is a multiple of that waits for more. All other files are foreign.
 """
 
 import errno
@@ -48,23 +51,25 @@ from steward.slurm.users import People
 log = logging.getLogger(__name__)
 
 Key = tuple[str, str]
-"""The directory of a job's files, below that of jobs, and what their names begin with."""
+"""Job key: directory of its files, below that of jobs, and the start of their names."""
 
 JOB_FILE = re.compile(r"(([1-9][0-9]{0,7})(?:-([0-9]{1,7}))?(?:\..+)?)\.(?:SC|JB|TA)", re.DOTALL)
-"""Of a file's name: what it begins with, the job's number, an element's index."""
+"""Groups of a file's name: its start, the job's number, an element's index."""
 
 _SETTLE_S = 0.1
+"""Seconds without a change after which a script counts as written."""
 _GONE_S = 0.2
-"""How long a job file must be away to be gone: a save takes it away for an instant."""
+"""Seconds without a job file after which the job is gone: a save removes the file for an instant.
+"""
 
 
 def share_of(job_id: int, of: int) -> int:
-    """Which of ``of`` processes a job falls to: the last digit of Torque's id decides."""
+    """Return which of ``of`` processes handles a job, by the last digit of Torque's id."""
     return job_id % 10 % of
 
 
 class TorqueTiming(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of a Torque spool, in seconds.
+    """Time limits of a Torque spool, in seconds.
 
     Attributes:
         pieces_s: Longest time that a possibly incomplete script waits for its next piece.
@@ -88,24 +93,24 @@ class TorqueTiming(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Job:
-    """What is known of the files of one job, array or element.
+    """State of the files of one job, array or element.
 
     Attributes:
-        directory: Where they are, below the directory of jobs.
-        name: What their names begin with.
+        directory: Directory of the files, below that of jobs.
+        name: Start of the files' names.
         job_id: The raw id; made up for an element.
         is_element: Whether it is an element of an array, which has no script of its own.
-        said: What its job file told last, encoded.
-        settled: Hash of what of it only a submission or a person changes.
+        said: Record in the last job file, encoded.
+        settled: Hash of the part of it that only a submission or a person changes.
         record_id: Inode, time (ns) and size of the job file that was read last.
         is_readable: Whether that could be read.
-        record_fd: Held open while the script is waited for, else -1.
-        script_fd: Likewise.
-        script_ns: Modification time (ns) of the script that was taken last.
-        size: Of the script at the last look, in bytes.
+        record_fd: Descriptor of the job file, open while the script is incomplete, else -1.
+        script_fd: Descriptor of the script, likewise.
+        script_ns: Modification time (ns) of the script that was captured last.
+        size: Size of the script at the last check, in bytes.
         since: Since when (monotonic) it has had that size.
         gone_since: Since when there has been no job file.
-        is_unread: Whether its script could not be taken at the last look.
+        is_unread: Whether its script could not be captured at the last check.
     """
 
     __slots__ = (
@@ -144,7 +149,7 @@ class _Job:
         self.since = self.gone_since = 0.0
 
     def let_go(self) -> None:
-        """Close what is held."""
+        """Close its descriptors."""
         for fd in (self.record_fd, self.script_fd):
             if fd >= 0:
                 os.close(fd)
@@ -152,20 +157,20 @@ class _Job:
 
 
 class TorqueTaking:
-    """The jobs that lie in the watched part of a spool.
+    """Jobs in the watched part of a spool: captures their scripts and job files.
 
     Args:
-        plan: What is watched.
-        ready: Where what was taken is put.
-        vanished: Where the ids of jobs are put whose scripts were removed before that.
-        timing: Times of the spool.
+        plan: Description of the part to watch.
+        ready: Queue that takes captured scripts and changes.
+        vanished: List that takes the ids of jobs whose scripts were removed before capture.
+        timing: Time limits of the spool.
     """
 
     def __init__(
         self, plan: SpoolPlan, ready: deque[Taken], vanished: list[int], timing: TorqueTiming
     ) -> None:
         self.directories: dict[str, str] = {}
-        """The watched directories, each with its path."""
+        """Watched directories, each with its path."""
         self.is_remote = False
         """Whether they are on a network file system."""
         self._plan = plan
@@ -176,11 +181,11 @@ class TorqueTaking:
         self._people = People()
 
     def known_keys(self) -> Collection[Key]:
-        """The jobs that are known."""
+        """Return the keys of known jobs."""
         return self._jobs.keys()
 
     def holds(self, job_id: int, mtime_ns: int) -> bool:
-        """Whether a script lies in the spool; True where that cannot be known now."""
+        """Return True if a script is in the spool, or if that cannot be known now."""
         for job in self._jobs.values():
             if job.job_id == job_id and not job.is_element and job.directory in self.directories:
                 try:
@@ -194,19 +199,19 @@ class TorqueTaking:
         return False
 
     def forget(self) -> None:
-        """Take everything anew that was not captured."""
+        """Reset the state, so that everything not captured is captured again."""
         for job in self._jobs.values():
             job.script_ns, job.record_id, job.said = 0, (0, 0, 0), b""
 
     def let_go(self) -> None:
-        """Close all that is held, and forget it."""
+        """Close all descriptors and forget all jobs."""
         for job in self._jobs.values():
             job.let_go()
         self._jobs.clear()
         self.directories.clear()
 
     def take(self, key: Key) -> bool:
-        """Take what is new of a job; whether nothing is left to wait for.
+        """Capture what is new of a job; return True if nothing more is expected.
 
         Raises:
             OSError: No descriptor is left, or the disk fails.
@@ -224,7 +229,7 @@ class TorqueTaking:
                 job.gone_since = 0.0
                 self._read_record(job, record_fd)
         except OSError as error:
-            failure = error  # its script is held all the same
+            failure = error  # hold its script all the same
         try:
             is_sure = job.is_element or self._take_script(job)
         except OSError:
@@ -241,7 +246,7 @@ class TorqueTaking:
         return fd if fd >= 0 or job.is_element else self._open(job, ".TA")
 
     def _open(self, job: _Job, suffix: str) -> int:
-        """A descriptor on one of a job's files; -1 if there is none that holds anything.
+        """Open one of a job's files; return -1 if it is missing, foreign or empty.
 
         Raises:
             OSError: It cannot be opened now.
@@ -267,7 +272,7 @@ class TorqueTaking:
         return os.path.join(self.directories[job.directory], job.name + suffix)
 
     def _read_record(self, job: _Job, fd: int) -> None:
-        """Take in a job file, unless it is the one that was read last; owns the descriptor.
+        """Read a job file, unless it was read last time; takes over the descriptor.
 
         Raises:
             OSError: It cannot be read now.
@@ -278,27 +283,27 @@ class TorqueTaking:
             record_id = (status.st_ino, status.st_mtime_ns, status.st_size)
             if record_id == job.record_id:
                 return
-            # Whoever reads the script tries to read this again.
+            # The reader of the script tries the job file again.
             is_held = True
             data = read_whole(fd, MOST_BYTES)
             job.record_id = record_id
             is_held = self._tell(job, data)
             job.is_readable = True
         except TorqueRecordError as error:
-            # Its script is kept all the same, and no other job waits for it.
+            # Its script is archived all the same, and no other job waits for it.
             job.is_readable = is_held = False
             log.error("job file of %s is passed over: %s", job.name, error)
         finally:
             if not is_held or job.is_element or job.script_ns:
                 os.close(fd)
             else:
-                # Until the script is taken: it may be the last that is seen of the environment.
+                # Hold it until the script is captured: it may be the last trace of the environment.
                 if job.record_fd >= 0:
                     os.close(job.record_fd)
                 job.record_fd = fd
 
     def _tell(self, job: _Job, data: bytes | None) -> bool:
-        """Make news of a job file that tells of something new; whether a script belongs to it.
+        """Queue the change that a job file reports; return True if the job has a script.
 
         Raises:
             TorqueRecordError: It is too large, cannot be read, or is another job's.
@@ -320,7 +325,7 @@ class TorqueTaking:
         return found.has_script
 
     def _take_script(self, job: _Job) -> bool:
-        """Take the script if it is complete; whether nothing is left to wait for."""
+        """Capture the script if it is complete; return True if nothing more is expected."""
         fd = self._open(job, ".SC")
         if fd >= 0:
             if job.script_fd >= 0:
@@ -336,10 +341,10 @@ class TorqueTaking:
         if not self._is_complete(job, status):
             return False
         if job.record_fd < 0 and job.is_readable:
-            job.record_fd = self._open_record(job)  # of a script that grew after it was taken
+            job.record_fd = self._open_record(job)  # of a script that grew after its capture
         if job.record_fd < 0 and time.monotonic() - job.since < self._timing.record_s:
             return False
-        # Not the time of the first look: its writer may have written and closed it since.
+        # Read the time again: its writer may have written and closed it since the first check.
         job.script_ns = os.fstat(job.script_fd).st_mtime_ns
         taken = TorqueScript(job.job_id, job.script_ns, job.script_fd, job.record_fd)
         job.script_fd = job.record_fd = -1
@@ -347,13 +352,14 @@ class TorqueTaking:
         return True
 
     def _is_taken(self, job: _Job, mtime_ns: int) -> bool:
+        """Return True if this version of a script was captured before."""
         if job.script_ns != mtime_ns and not self._plan.known(job.job_id, mtime_ns):
             return False
         job.script_ns = mtime_ns
         return True
 
     def _is_complete(self, job: _Job, status: os.stat_result) -> bool:
-        """Whether nothing more is to come, as far as can be known."""
+        """Return True if the script is complete, as far as can be known."""
         now = time.monotonic()
         if job.size != status.st_size:
             job.size, job.since = status.st_size, now
@@ -364,19 +370,20 @@ class TorqueTaking:
         if written is False:
             return False
         if status.st_size % PIECE_BYTES == 0:
-            # One that has been lying there gets nothing more; another host's clock may lie.
+            # An old script gets no more pieces; on a network file system the other host's clock may
+            # be wrong.
             age_s = 0.0 if self.is_remote else time.time() - status.st_mtime
             return max(idle_s, age_s) >= self._timing.pieces_s
         return written is True or idle_s >= _SETTLE_S
 
     def _is_surely_gone(self, job: _Job) -> bool:
-        """Whether there is nothing to wait for where no job file was found; ends what is gone."""
+        """Decide about a job without a job file; end it if it is gone. Return True if settled."""
         for suffix in (".JB", ".TA", ".JC"):
             try:
                 os.lstat(self._path(job, suffix))
             except FileNotFoundError:
                 continue
-            return True  # it is being written, and its creation will tell
+            return True  # it is being written, and its creation is an event
         now = time.monotonic()
         job.gone_since = job.gone_since or now
         if now - job.gone_since < _GONE_S or job.script_fd >= 0:
@@ -390,7 +397,7 @@ class TorqueTaking:
         return True
 
     def _is_elsewhere(self, job: _Job) -> bool:
-        """Whether its files lie in another directory: use_jobs_subdirs was switched."""
+        """Return True if its files are in another directory: use_jobs_subdirs was switched."""
         return any(
             os.path.lexists(os.path.join(path, job.name + suffix))
             for directory, path in self.directories.items()
@@ -399,13 +406,13 @@ class TorqueTaking:
         )
 
     def _end(self, record: JobRecord) -> None:
-        """Say that a job has gone, unless its end was seen."""
+        """Queue the loss of a job, unless its end was seen."""
         if record.state not in FINISHED:
             job = TorqueJob(record=record, changed_s=0, has_script=False, variables=None)
             self._ready.append(TorqueNews(self._plan.cluster, job, utc_now(), is_lost=True))
 
     def end_the_lost(self, unfinished: Iterable[JobRecord]) -> None:
-        """End what was known to be there, and has gone while nobody watched."""
+        """End recorded jobs whose files disappeared while nobody watched."""
         here = {job.job_id for job in self._jobs.values()}
         for record in unfinished:
             number = record.array_job_id or record.job_id
@@ -417,6 +424,7 @@ DEFAULT_ROOT: Final = "/var/spool/torque/server_priv"
 
 _DIGIT = re.compile(r"[0-9]")
 _GONE = flags.DELETE_SELF | flags.MOVE_SELF | flags.UNMOUNT | flags.IGNORED
+"""inotify events after which a directory is no longer watched."""
 _MASK = (
     flags.CREATE
     | flags.CLOSE_WRITE
@@ -429,16 +437,16 @@ _MASK = (
 )
 
 _File = tuple[str, int, int, int]
-"""Of a file its name, inode, modification time (ns) and size."""
+"""File: name, inode, modification time (ns) and size."""
 
 
 class TorqueSpool:
-    """The part of a spool that one process watches.
+    """Watcher of one process's part of a spool.
 
     Args:
         plan: What to watch; its root is ``server_priv``, or ``jobs`` in it.
         subdirs: Whether jobs are in ``jobs/0`` to ``jobs/9``; None for wherever they are.
-        timing: Times of the spool. Defaults if None.
+        timing: Time limits of the spool. Defaults if None.
     """
 
     def __init__(
@@ -467,16 +475,16 @@ class TorqueSpool:
 
     @property
     def fd(self) -> int:
-        """Readable when there is something to :meth:`look` at."""
+        """Descriptor that is readable when :meth:`look` has work."""
         return int(self._inotify.fileno())
 
     @property
     def away(self) -> str:
-        """Why nothing of it can be watched just now; "" where it is there."""
+        """Why the spool cannot be watched now; "" while it is watched."""
         return self._complaint if self._root_wd < 0 else ""
 
     def due_s(self) -> float:
-        """Seconds until :meth:`look` is to be called even if nothing can be read."""
+        """Return the seconds until :meth:`look` must run even without an event."""
         if self._root_wd < 0:
             return max(0.0, self._attach_at - time.monotonic())
         if (self._rescan_wanted or self._scanned) and len(self.ready) < self._plan.most_held:
@@ -486,12 +494,12 @@ class TorqueSpool:
         return self._timing.rescan_s if self._network else self._timing.check_s
 
     def look(self) -> None:
-        """Take in what has happened; what is complete is then in ``ready``."""
+        """Handle new events; complete scripts and changes are then in ``ready``."""
         until = time.monotonic() + self._timing.look_s
         if not self._is_attached():
             return
         if len(self.ready) >= self._plan.most_held:
-            # What happens meanwhile is found by the rescan that follows.
+            # A later rescan finds what happens meanwhile.
             self._rescan_wanted = True
             return
         touched: dict[Key, None] = {}
@@ -502,7 +510,7 @@ class TorqueSpool:
         for key in self._unsure.difference(touched):
             if time.monotonic() < until:
                 self._consider(key)
-        # Each job once, however often it was saved.
+        # Handle each job once, however often it was saved.
         self._scanned.extend(touched)
         is_due = self._network and not self._scanned and time.monotonic() >= self._rescan_at
         if self._rescan_wanted or is_due:
@@ -518,31 +526,31 @@ class TorqueSpool:
         self._end_the_lost()
 
     def _end_the_lost(self) -> None:
-        """After the first scan: end what has gone while nobody watched, if all could be seen."""
+        """After the first complete scan: end jobs that disappeared while nobody watched."""
         if self._is_first_scan and not self._scanned and time.monotonic() >= self._lost_at:
             self._is_first_scan = False
             if self._is_whole and not self._complaint:
                 self._taking.end_the_lost(self._plan.unfinished())
 
     def holds(self, job_id: int, mtime_ns: int) -> bool:
-        """Whether a script lies in the spool; True where that cannot be known now."""
+        """Return True if a script is in the spool, or if that cannot be known now."""
         return self._taking.holds(job_id, mtime_ns)
 
     def rescan(self) -> None:
-        """Have the next :meth:`look` compare the whole spool with what was captured."""
+        """Make the next :meth:`look` compare the whole spool with what was captured."""
         self._taking.forget()
         self._seen.clear()
         self._rescan_wanted = True
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close all descriptors and watches."""
         while self.ready:
             self.ready.popleft().close()
         self._detach()
         self._inotify.close()
 
     def _is_attached(self) -> bool:
-        """Whether the directory of jobs is watched, by now."""
+        """Watch the directory of jobs if possible; return True if it is watched."""
         if self._root_wd >= 0 and time.monotonic() >= self._check_at:
             self._check_root()
         if self._root_wd < 0 and time.monotonic() >= self._attach_at:
@@ -550,9 +558,9 @@ class TorqueSpool:
         return self._root_wd >= 0
 
     def _attach(self) -> None:
-        """Watch the directory of jobs; where it is not there, say so once and try again."""
+        """Watch the directory of jobs; if it is missing, log that once and retry later."""
         root = self._plan.root.rstrip("/")
-        # server_priv itself is never watched in its place: jobs would come, and nobody see them.
+        # Never watch server_priv in its place: jobs would come unnoticed.
         self._root = root if os.path.basename(root) == "jobs" else os.path.join(root, "jobs")
         try:
             self._root_id = self._id_of_root()
@@ -581,7 +589,7 @@ class TorqueSpool:
         return status.st_dev, status.st_ino
 
     def _check_root(self) -> None:
-        """See that what is watched is still what has that name: no watch tells of its parents."""
+        """Check that the watched directory still has its name: no watch reports its parents."""
         self._check_at = time.monotonic() + self._timing.check_s
         try:
             is_same = self._id_of_root() == self._root_id
@@ -592,11 +600,13 @@ class TorqueSpool:
             self._lose_root()
 
     def _lose_root(self) -> None:
+        """Stop watching a directory of jobs that has disappeared; log it."""
         self._detach()
         self._attach_at = time.monotonic() + self._timing.reattach_s
         self._complain(f"{self._root} is gone; waiting for it")
 
     def _detach(self) -> None:
+        """Close all watches and forget all jobs."""
         self._taking.let_go()
         for wd in (*self._wds, self._root_wd):
             self._unwatch(wd)
@@ -608,47 +618,48 @@ class TorqueSpool:
         try:
             self._inotify.rm_watch(wd)
         except OSError as error:
-            # EINVAL: the directory is gone, and its watch went with it.
+            # EINVAL: the directory is gone, and its watch with it.
             if error.errno != errno.EINVAL:
                 raise
 
     def _complain(self, what: str, reason: str = "") -> None:
-        """Say it, unless it was the last thing said; the same ``reason`` is the same thing."""
+        """Log a problem, except a repeat of the last one; ``reason`` identifies it if given."""
         if (reason or what) != self._complaint:
             log.error("%s", what)
             self._complaint = reason or what
 
     def _rescan(self) -> None:
+        """Scan all directories; queue changed and missing jobs."""
         self._rescan_at = time.monotonic() + self._timing.rescan_s
         self._network = self._taking.is_remote
         found: dict[Key, list[_File]] = {}
         directories = ["", *"0123456789"] if self._subdirs is None else [""]
         if self._subdirs:
             directories = list("0123456789")
-        # The ten appear when Torque makes them; where all are used at least one must be there.
+        # Torque creates the ten directories as needed; if all are used, at least one must exist.
         entered = [directory for directory in directories if self._enter(directory, found)]
         self._is_whole = "" in entered or (bool(self._subdirs) and bool(entered))
-        # On a network each open is a wait: what has not changed is not looked at again.
+        # On a network file system each open waits: skip files that have not changed.
         changed = list(found)
         if self._taking.is_remote:
             for files in found.values():
                 files.sort()
             changed = [key for key in found if self._seen.get(key) != found[key]]
             self._seen = found
-        # What is not there any more has gone while nobody looked.
+        # Known jobs that this scan misses disappeared unnoticed.
         gone = [key for key in self._taking.known_keys() if key not in found]
         self._scanned.clear()
         self._scanned.extend((*changed, *gone))
 
     def _enter(self, directory: str, found: dict[Key, list[_File]]) -> bool:
-        """Watch one directory, and note whose files lie in it; whether all of it was read."""
+        """Watch one directory and list its jobs' files; return True if it was read completely."""
         if directory and int(directory) % self._plan.of != self._plan.share:
             return False
         path = os.path.join(self._root, directory)
         try:
             wd = self._inotify.add_watch(path, _MASK | flags.DONT_FOLLOW)
             self._wds[wd] = directory
-            # No descriptor: ours would keep a removed directory alive, and nobody would say so.
+            # Keep no descriptor: it would keep a removed directory alive, without any event.
             self._taking.directories[directory] = path
             with os.scandir(path) as entries:
                 for entry in entries:
@@ -663,7 +674,7 @@ class TorqueSpool:
         return True
 
     def _file(self, entry: "os.DirEntry[str]") -> _File:
-        """What tells whether a file has changed; nothing of one that is told of by its watch."""
+        """Return a file's stamp for comparison; without stat where inotify reports changes."""
         if not self._taking.is_remote:
             return entry.name, 0, 0, 0
         try:
@@ -673,20 +684,22 @@ class TorqueSpool:
         return entry.name, status.st_ino, status.st_mtime_ns, status.st_size
 
     def _cannot_watch(self, path: str, error: OSError) -> None:
+        """Log a failed watch, and rely on scans meanwhile."""
         if error.errno == errno.ENOSPC:
             self._complain("no inotify watch is left: raise fs.inotify.max_user_watches (sysctl)")
         else:
             self._complain(f"cannot look at {path}: {error.strerror}", str(error.strerror))
-        self._network = True  # until a scan can watch all, only scanning finds what is new
+        self._network = True  # until a scan can watch everything, only scans find new files
 
     def _key_of(self, directory: str, name: str) -> Key | None:
-        """Whose file has this name; None for one that is foreign, or another process's."""
+        """Return the key of a file's job; None if it is foreign or another process's."""
         match = JOB_FILE.fullmatch(name)
         if match and int(match[2]) % 10 % self._plan.of == self._plan.share:
             return directory, match[1]
         return None
 
     def _on_event(self, wd: int, mask: int, name: str, touched: dict[Key, None]) -> None:
+        """Handle an inotify event; collect the job that it touches."""
         if mask & flags.Q_OVERFLOW:
             log.warning("inotify's queue overflowed; scanning %s", self._root)
             self._rescan_wanted = True
@@ -711,7 +724,7 @@ class TorqueSpool:
                 touched[key] = None
 
     def _consider(self, key: Key) -> None:
-        """Something of a job has changed, or was found: take what is complete of it."""
+        """Capture what is complete of a job that has changed or was found."""
         try:
             is_sure = self._taking.take(key)
         except OSError as error:
@@ -725,7 +738,7 @@ class TorqueSpool:
 
 
 class _Torque:
-    """Torque, as capture knows it."""
+    """Torque scheduler, as capture uses it."""
 
     default_root = DEFAULT_ROOT
 
@@ -734,9 +747,10 @@ class _Torque:
         return share_of(job_id, of)
 
     def open(self, plan: SpoolPlan) -> Spool:
-        """A watch on server_priv."""
+        """Open a watch on server_priv."""
         subdirs = plan.options.get("torque_subdirs")
         return TorqueSpool(plan, subdirs if isinstance(subdirs, bool) else None)
 
 
 TORQUE = _Torque()
+"""Registration of the Torque scheduler with capture."""

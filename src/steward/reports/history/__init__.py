@@ -1,1 +1,1 @@
-"""What became of nodes, partitions, reservations, daemons and rules, kept for years."""
+"""Node history: states of nodes, partitions, reservations, daemons and rules, kept for years."""

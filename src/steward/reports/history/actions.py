@@ -1,4 +1,9 @@
-"""What the history can be asked: how nodes were, what happened, what ran where."""
+"""History actions ``history.*``: node states now or at a past time, events, and jobs on nodes.
+
+Handlers in order: ``node_counts``, ``partitions``, ``reservations``, ``node``, ``nodes``,
+``events``, ``node_jobs``, ``job_events``. They read history.db and the job records through a
+:class:`HistoryRoom`, which also checks permissions. Requests and replies are in :mod:`.requests`.
+"""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -53,11 +58,11 @@ _MICROS: Final = 1_000_000
 
 
 def node_counts(room: HistoryRoom, asker: Asker, request: NodeCountsRequest) -> NodeCountsAnswer:
-    """How many nodes are in which state.
+    """Count nodes by state.
 
     Raises:
-        Refused: The cluster that is named shows its nodes to operators alone.
-        UsageError: There is no such cluster.
+        Refused: The requested cluster hides its nodes from this user.
+        UsageError: The cluster does not exist.
     """
     clusters = room.nodes_seen(asker, request.cluster)
     with room.reader() as reader:
@@ -72,10 +77,10 @@ def node_counts(room: HistoryRoom, asker: Asker, request: NodeCountsRequest) -> 
 
 
 def partitions(room: HistoryRoom, asker: Asker, request: PartitionsRequest) -> PartitionsAnswer:
-    """Which partitions there are.
+    """List present partitions with their states.
 
     Raises:
-        UsageError: There is no such cluster.
+        UsageError: The cluster does not exist.
     """
     found = _present(room, asker, PARTITION_STATE, "partitions", request.cluster)
     return PartitionsAnswer(
@@ -94,10 +99,10 @@ def partitions(room: HistoryRoom, asker: Asker, request: PartitionsRequest) -> P
 def reservations(
     room: HistoryRoom, asker: Asker, request: ReservationsRequest
 ) -> ReservationsAnswer:
-    """Which reservations there are.
+    """List present reservations with their states.
 
     Raises:
-        UsageError: There is no such cluster.
+        UsageError: The cluster does not exist.
     """
     found = _present(room, asker, RESERVATION_STATE, "reservations", request.cluster)
     return ReservationsAnswer(
@@ -121,7 +126,7 @@ def reservations(
 def _present(
     room: HistoryRoom, asker: Asker, kind: str, word: str, cluster: str
 ) -> Iterable[Event]:
-    """What is there of a kind, on clusters whose PrivateData does not hide it by this word."""
+    """Return the last event per subject of a kind, on clusters whose PrivateData permits it."""
     named = [room.cluster_asked(cluster)] if cluster else room.clusters
     seen = [name for name in named if room.access.may_see_all(asker, name, word)]
     with room.reader() as reader:
@@ -129,11 +134,11 @@ def _present(
 
 
 def node(room: HistoryRoom, asker: Asker, request: NodeRequest) -> NodeAnswer:
-    """What became of one node.
+    """Show the states of one node over an interval, and its down time.
 
     Raises:
-        Refused: The cluster shows its nodes to operators alone.
-        UsageError: The cluster, the node or a time cannot be understood.
+        Refused: The cluster hides its nodes from this user.
+        UsageError: The cluster, the node or a time is invalid.
     """
     cluster = room.cluster_asked(request.cluster)
     room.nodes_seen(asker, cluster)
@@ -225,11 +230,11 @@ _JOB_COLUMNS: Final = (
 
 
 def nodes(room: HistoryRoom, asker: Asker, request: NodesRequest) -> NodesAnswer:
-    """How nodes are, or were.
+    """Show node states, now or at a past time.
 
     Raises:
-        Refused: The cluster that is named shows its nodes to operators alone.
-        UsageError: The cluster, a node list or a time cannot be understood.
+        Refused: The requested cluster hides its nodes from this user.
+        UsageError: The cluster, a node list or a time is invalid.
     """
     clusters = room.nodes_seen(asker, request.cluster)
     zone = room.zone(request.zone, request.cluster)
@@ -249,7 +254,7 @@ def nodes(room: HistoryRoom, asker: Asker, request: NodesRequest) -> NodesAnswer
 
     with room.reader() as reader:
         at_us = None if asked is None else micros(asked)
-        # First, so that nothing can come between: what does is told again, not never.
+        # Read the position first: an event that arrives meanwhile is reported again, never missed.
         position = reader.position() if reader else 0
         tag = reader.nodes_tag(clusters) if reader and at_us is None else ""
         is_known = bool(tag) and tag == request.known
@@ -292,10 +297,10 @@ def _node(span: NodeSpan) -> NodeThen:
 
 
 def events(room: HistoryRoom, asker: Asker, request: EventsRequest) -> EventsAnswer:
-    """What happened, newest first.
+    """List state events, newest first.
 
     Raises:
-        UsageError: A kind, a node list, a time or a position cannot be understood.
+        UsageError: A kind, a node list, a time or a position is invalid.
     """
     unknown = set(request.kinds) - set(KEPT)
     if unknown:
@@ -315,7 +320,7 @@ def events(room: HistoryRoom, asker: Asker, request: EventsRequest) -> EventsAns
     )
     limit = max(1, min(request.limit, _MOST))
     with room.reader() as reader:
-        # First, so that nothing can come between: what does is told twice, not never.
+        # Read the position first: an event that arrives meanwhile is reported twice, never missed.
         position = reader.position() if reader else 0
         found = reader.events(wanted, limit + 1, room.shows(asker)) if reader else []
         begins = reader.begins() if reader else None
@@ -331,6 +336,7 @@ def events(room: HistoryRoom, asker: Asker, request: EventsRequest) -> EventsAns
 
 
 def _position(text: str) -> Position | None:
+    """Parse a page position; None for an empty text."""
     if not text:
         return None
     match = _CURSOR.fullmatch(text)
@@ -344,10 +350,10 @@ def _cursor(event: Event) -> str:
 
 
 def node_jobs(room: HistoryRoom, asker: Asker, request: NodeJobsRequest) -> NodeJobsAnswer:
-    """Which jobs run on a node, or ran there, of those that the asker may see.
+    """List the jobs that run or ran on a node and that the user may see.
 
     Raises:
-        UsageError: The cluster, the node or a time cannot be understood.
+        UsageError: The cluster, the node or a time is invalid.
     """
     cluster = room.cluster_asked(request.cluster)
     named = expand(request.node)
@@ -360,7 +366,7 @@ def node_jobs(room: HistoryRoom, asker: Asker, request: NodeJobsRequest) -> Node
         clusters=(cluster,),
         scopes={cluster: scope},
         since_us=micros(since),
-        # What begins at this very moment runs; the filter's end is not in it.
+        # Include jobs that start at this very moment: the end of the filter is exclusive.
         until_us=micros(until) + 1,
         states=("RUNNING",),
     )
@@ -387,6 +393,7 @@ def node_jobs(room: HistoryRoom, asker: Asker, request: NodeJobsRequest) -> Node
 
 
 def _window(room: HistoryRoom, request: NodeJobsRequest, cluster: str) -> tuple[datetime, datetime]:
+    """Return begin and end of the requested interval; both equal for a single time."""
     zone = room.zone(request.zone, cluster)
     since, until = room.time(request.since, zone), room.time(request.until, zone)
     if since is None:
@@ -411,7 +418,7 @@ def _names(nodelist: str) -> frozenset[str]:
 
 
 def _has(nodelist: str, name: str) -> bool:
-    """Whether a list has a node; whose own letters it does not hold need not be expanded."""
+    """Return whether a node list contains a node; compare the name's prefix before expanding."""
     return name.rstrip("0123456789") in nodelist and name in _names(nodelist)
 
 
@@ -427,10 +434,10 @@ def _job(row: Sequence[Any]) -> JobThen:
 
 
 def job_events(room: HistoryRoom, asker: Asker, request: JobEventsRequest) -> JobEventsAnswer:
-    """What happened to a job's nodes while it ran there.
+    """List the state events of a job's nodes during its run.
 
     Raises:
-        Missing: There is no such job, or none that the asker may see.
+        Missing: There is no such job, or the user may not see it.
     """
     lines = _lines_of(room, asker, request)
     found: dict[int, Event] = {}
@@ -452,7 +459,7 @@ def job_events(room: HistoryRoom, asker: Asker, request: JobEventsRequest) -> Jo
 
 
 def _lines_of(room: HistoryRoom, asker: Asker, request: JobEventsRequest) -> list[Line]:
-    """The lines of a job's runs, of the newest job of that name that the asker may see."""
+    """Return the run lines of the newest job of this id that the user may see."""
     jobs = room.books.jobs
     for job in jobs.find(
         request.job, room.cluster_asked(request.cluster) if request.cluster else ""

@@ -1,7 +1,10 @@
-"""The consumer ``history``: keeps for years what the journal forgets within hours.
+"""History consumer: copies state events from the journal to history.db and keeps them for years.
 
-An event, what it changes in the spans, and the cursor are one transaction of
-history.db, so that each event counts once however often the process is killed.
+The journal trims events within hours. This consumer stores node, partition, reservation and daemon
+states, rule executions and bank thresholds, and folds them into spans (:mod:`.spans`): one per node
+state, one per active reservation. Events, spans and cursor change in one transaction, so each event
+counts once however often the process is killed. ``retention_days`` of ``[history]`` limits the age.
+:mod:`.reader` reads the database.
 """
 
 import os
@@ -52,13 +55,13 @@ KEPT: Final = (
     *(NODE_STATE, PARTITION_STATE, RESERVATION_STATE, CONTROLLER_STATE),
     *(RULE_EXECUTION, BANK_THRESHOLD),
 )
-"""The kinds of events that are kept."""
+"""Kinds of events that the history stores."""
 
 PRESENT: Final = frozenset({PARTITION_STATE, RESERVATION_STATE})
-"""Those of which the last event of each subject is kept for as long as that is there."""
+"""Kinds whose last event per subject is kept until the subject is removed."""
 
 FORGOTTEN: Final = "forgotten_us"
-"""The mark that says up to where the history was forgotten."""
+"""Name of the mark that stores the time up to which the history was purged, µs since the epoch."""
 
 _NAME: Final = "history.db"
 _BATCH: Final = 500
@@ -80,19 +83,19 @@ _OPEN_RESERVATION: Final = (
 
 
 def database_path(state_dir: str) -> str:
-    """Where the history lies."""
+    """Return the path of history.db."""
     return os.path.join(state_dir, _NAME)
 
 
 class HistoryConsumer:
-    """Keeps the history; see ``steward.core.consumers.Consumer``.
+    """Consumer ``history``: writes history.db. See ``steward.core.consumers.Consumer``.
 
     Args:
         settings: The whole configuration.
-        clock: Tells the present moment.
+        clock: Returns the current time.
 
     Raises:
-        SqliteUnavailable: The database cannot be used now.
+        SqliteUnavailable: The database cannot be opened now.
     """
 
     name = "history"
@@ -108,13 +111,13 @@ class HistoryConsumer:
         self._forget_at = 0.0
 
     def cursor(self) -> int:
-        """Position of the last event that is kept."""
+        """Return the position of the last stored event."""
         with translated(self._path):
             (position,) = self._database.execute("SELECT position FROM cursor").fetchone()
         return int(position)
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 - a consumer's shape
-        """Keep events, and move the cursor to ``upto``.
+        """Store events and move the cursor to ``upto``.
 
         Raises:
             SqliteUnavailable: The database cannot be written now.
@@ -126,7 +129,7 @@ class HistoryConsumer:
             self._database.execute("UPDATE cursor SET position = max(position, ?)", (upto,))
 
     def tick(self, append: Append) -> float:  # noqa: ARG002 - a consumer's shape
-        """Forget what is older than it is kept.
+        """Purge what is older than the retention; return seconds until the next purge.
 
         Raises:
             SqliteUnavailable: The database cannot be written now.
@@ -138,11 +141,11 @@ class HistoryConsumer:
         return max(0.0, self._forget_at - now)
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._database.close()
 
     def _put(self, event: Event) -> bool:
-        """Keep an event; whether it was not there already."""
+        """Insert an event; return whether it was new."""
         added = self._database.execute(
             "INSERT OR IGNORE INTO event (at_us, kind, cluster, subject, failed, key, data) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -154,6 +157,7 @@ class HistoryConsumer:
         return bool(added.rowcount)
 
     def _fold(self, event: Event) -> None:
+        """Update spans and present states by an event."""
         if event.kind == NODE_STATE:
             self._fold_node(event)
         elif event.kind == RESERVATION_STATE:
@@ -162,6 +166,7 @@ class HistoryConsumer:
             self._keep_present(event)
 
     def _keep_present(self, event: Event) -> None:
+        """Store the last event of a subject, or delete it if the subject was removed."""
         where = (event.cluster, event.kind, subject_of(event))
         if event.body.state == REMOVED:
             self._database.execute(_DROP_PRESENT, where)
@@ -169,6 +174,7 @@ class HistoryConsumer:
             self._database.execute(_PUT_PRESENT, (*where, event.key, encode(event)))
 
     def _fold_node(self, event: Event) -> None:
+        """End a node's open span, and begin the next."""
         found = self._open(NodeSpan, _OPEN_NODE, event.cluster, event.body.node)
         span = next_span(found, event)
         if found is not None:
@@ -176,6 +182,7 @@ class HistoryConsumer:
         self._database.execute(_PUT_NODE, msgspec.structs.astuple(span))
 
     def _fold_reservation(self, event: Event) -> None:
+        """End a reservation's open span, and begin one if it is active."""
         name = event.body.reservation
         found = self._open(ReservationSpan, _OPEN_RESERVATION, event.cluster, name)
         span = active_span(event)
@@ -197,7 +204,7 @@ class HistoryConsumer:
         )
 
     def _forget(self, before_us: int) -> bool:
-        """Forget some of what was over before a time; whether there may be more."""
+        """Purge a limited number of old rows; return whether there may be more."""
         removed = f"(until_us = {OPEN_US} AND state = '{REMOVED}' AND from_us < ?1)"
         conditions = {
             "event": "at_us < ?1",
@@ -221,7 +228,7 @@ class HistoryConsumer:
 
 
 def subject_of(event: Event) -> str:
-    """What an event is about: a node's, partition's, reservation's, rule's, account's name."""
+    """Return the name of the node, partition, reservation, rule, account or daemon concerned."""
     body = event.body
     if isinstance(body, NodeState):
         return body.node

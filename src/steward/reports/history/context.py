@@ -1,4 +1,7 @@
-"""What the history's actions work with: history.db, the books of jobs, and who may see what."""
+"""History context: opens history.db and the job records, and checks what a user may see.
+
+:class:`HistoryRoom` is the context of the ``history.*`` actions in ``reports.history.actions``.
+"""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -16,12 +19,12 @@ from steward.slurm.times import parse_time, zone_called
 
 
 class HistoryRoom:
-    """The context of the history's actions; to be used by one thread at a time.
+    """Context of the history actions. Not thread-safe: use one instance per thread.
 
     Args:
         settings: The whole configuration.
-        access: The decisions.
-        now: The clock.
+        access: Decides who may see what.
+        now: Returns the current time.
     """
 
     def __init__(
@@ -34,19 +37,19 @@ class HistoryRoom:
         self._events = EventsRoom(settings.state_dir, access, now)
 
     def reader(self) -> AbstractContextManager[HistoryReader | None]:
-        """The history; None where there is none yet."""
+        """Open the history for reading; None if there is none yet."""
         return history_of(self.settings.state_dir)
 
     @property
     def clusters(self) -> tuple[str, ...]:
-        """Every cluster that something may be known of, the configuration's first."""
+        """Return every known cluster, the configured ones first."""
         return self.books.clusters
 
     def cluster_asked(self, name: str) -> str:
-        """The cluster that is meant; the first where none is named.
+        """Return the requested cluster, or the main cluster if the name is empty.
 
         Raises:
-            UsageError: There is no such cluster.
+            UsageError: The cluster does not exist.
         """
         if not name:
             return self.books.main_cluster
@@ -54,11 +57,11 @@ class HistoryRoom:
         return name
 
     def nodes_seen(self, asker: Asker, cluster: str) -> list[str]:
-        """The clusters whose nodes the asker may see: the one that is named, or of all some.
+        """Return the clusters whose nodes the user may see: the requested one, or all of these.
 
         Raises:
-            Refused: The one that is named is none of them.
-            UsageError: There is no such cluster.
+            Refused: The requested cluster hides its nodes from this user.
+            UsageError: The cluster does not exist.
         """
         if not cluster:
             return [name for name in self.clusters if self.access.may_see_nodes(asker, name)]
@@ -67,15 +70,15 @@ class HistoryRoom:
         return [cluster]
 
     def has_sensor(self, clusters: list[str] | tuple[str, ...] = ()) -> bool:
-        """Whether the states of some cluster's nodes are told at all."""
-        # What other hosts forward is told by sensors of their own.
+        """Return whether any of these clusters (default: all) has a sensor for node states."""
+        # Remote hosts run their own sensors and forward the states.
         of = self.settings.cluster
         named = clusters or self.clusters
         is_remote = any(of[name].remote for name in named if name in of)
         return self.settings.sensor.enabled or is_remote
 
     def visible(self, asker: Asker, cluster: str) -> Visible:
-        """What the asker may see of a cluster's history."""
+        """Return which events of a cluster's history the user may see."""
         access = self.access
         if access.is_operator(asker, cluster):
             return Visible(frozenset(KEPT))
@@ -84,25 +87,25 @@ class HistoryRoom:
         return Visible(frozenset({CONTROLLER_STATE, *kinds}), {BANK_THRESHOLD: accounts})
 
     def shows(self, asker: Asker) -> Callable[[Event], bool]:
-        """Decides whether an event may be told to the asker, as for events.list."""
+        """Make a filter for events that the user may see, with the rules of ``events.list``."""
         return lambda event: self._events.shows(asker, event)
 
     def zone(self, name: str, cluster: str = "") -> tzinfo:
-        """The zone that times are typed in.
+        """Return the time zone for parsing times: the named one, or the cluster's.
 
         Raises:
-            TimeError: There is no such zone.
+            TimeError: The zone does not exist.
         """
         return zone_called(name or self.books.zone(cluster or self.books.main_cluster))
 
     def time(self, text: str, zone: tzinfo) -> datetime | None:
-        """A time that was typed; None for none.
+        """Parse a time; return None for an empty text.
 
         Raises:
-            TimeError: It cannot be understood.
+            TimeError: The text is not a valid time.
         """
         return parse_time(text, self.now(), zone) if text else None
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         self.books.close()

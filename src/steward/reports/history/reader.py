@@ -1,4 +1,10 @@
-"""history.db as everybody but its consumer sees it: how nodes were, and what happened."""
+"""History reader: queries of history.db for node states, events and reservations.
+
+:class:`HistoryReader` opens the database read-only and merges the sensor's status file (states of
+the last poll) into present states. :class:`EventsWanted` is the filter for events, :class:`Visible`
+what a user may see of one cluster. :func:`history_of` opens a reader. Used by ``history.*``
+actions, reports and the web pages. Times are µs since the epoch.
+"""
 
 import os
 from collections import Counter
@@ -27,16 +33,15 @@ from steward.reports.history.spans import (
 from steward.slurm.node_states import without_use
 
 Position = tuple[int, int]
-"""When an event happened, µs since the epoch, and its number."""
+"""Position of an event: its time in µs since the epoch, and its number."""
 
 _AT_ONCE: Final = 500
 _AMONG: Final = "(SELECT value FROM json_each(:{}))"
 _COLUMNS: Final = ", ".join(f"span.{name}" for name in NODE_COLUMNS.split(", "))
-# Both times stand in this index: neither what was over before nor what began later is looked
-# at in the table.
+# This index holds both times: spans that ended before or began later are never read from the table.
 _BY_TIME: Final = "INDEXED BY node_span_by_end"
 _BY_NODE: Final = "INDEXED BY node_span_by_node"
-# Spans of a node never overlap.
+# The spans of a node never overlap.
 _THEN: Final = f"""
     SELECT {_COLUMNS} FROM node_span AS span {{}}
     WHERE span.until_us > :at AND span.from_us <= :at AND span.state <> '{REMOVED}'
@@ -54,11 +59,11 @@ _ALIKE: Final = f"""
 
 
 class Visible(msgspec.Struct, frozen=True):
-    """What may be seen of one cluster.
+    """Visible events of one cluster.
 
     Attributes:
-        kinds: Events of these kinds, and …
-        subjects: … of further kinds those about these subjects alone.
+        kinds: Kinds of which all events are visible.
+        subjects: Further kinds, each with the only subjects that are visible.
     """
 
     kinds: frozenset[str]
@@ -66,17 +71,17 @@ class Visible(msgspec.Struct, frozen=True):
 
 
 class EventsWanted(msgspec.Struct, frozen=True, kw_only=True):
-    """Which events.
+    """Filter for events of the history.
 
     Attributes:
-        visible: What may be seen, by cluster; of other clusters nothing.
-        kinds: Of these kinds.
-        nodes: Only node.state of these nodes; None for any.
-        failed: Only nodes that failed.
-        since_us: Happened at this time or later; None for any.
-        until_us: Happened before this time; None for any.
-        before: Older than this.
-        after: Newer than this.
+        visible: Visible events by cluster; other clusters are hidden.
+        kinds: Kinds of events.
+        nodes: Only node.state events of these nodes; None for all events.
+        failed: Only events of nodes that failed.
+        since_us: Earliest time, inclusive; None for any.
+        until_us: Latest time, exclusive; None for any.
+        before: Only events older than this position.
+        after: Only events newer than this position.
     """
 
     visible: Mapping[str, Visible]
@@ -90,13 +95,13 @@ class EventsWanted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HistoryReader:
-    """The history, opened for reading; to be used by one thread at a time.
+    """Read-only access to history.db. Not thread-safe: use one instance per thread.
 
     Args:
         state_dir: Steward's state directory.
 
     Raises:
-        SqliteUnavailable: There is none yet, or it cannot be read now.
+        SqliteUnavailable: The database does not exist yet, or cannot be read now.
     """
 
     def __init__(self, state_dir: str) -> None:
@@ -105,11 +110,11 @@ class HistoryReader:
         self._database: Connection = open_reader(self._path)
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._database.close()
 
     def position(self) -> int:
-        """The journal's position up to which all is kept."""
+        """Return the journal position up to which events are stored."""
         return self._number("SELECT position FROM cursor", {}) or 0
 
     def nodes_at(
@@ -118,14 +123,14 @@ class HistoryReader:
         clusters: Iterable[str] | None = None,
         nodes: Collection[str] | None = None,
     ) -> list[NodeSpan]:
-        """How nodes were at a time, by cluster and name; without those that were not there.
+        """Return node states at a time, by cluster and name; nodes that did not exist are left out.
 
-        Of now the sensor's last poll tells which nodes jobs use.
+        For the present, the sensor's last poll tells which nodes are in use by jobs.
 
         Args:
             at_us: The time, µs since the epoch; None for now.
-            clusters: Only of these clusters; of all if None.
-            nodes: Only these; all if None.
+            clusters: Cluster names; None for all.
+            nodes: Node names; None for all.
         """
         statement = _NOW if at_us is None else _THEN.format(_BY_NODE if nodes else _BY_TIME)
         values: dict[str, Any] = {} if at_us is None else {"at": at_us}
@@ -137,7 +142,7 @@ class HistoryReader:
         return self._with_use(spans) if at_us is None else spans
 
     def _with_use(self, spans: list[NodeSpan]) -> list[NodeSpan]:
-        """Nodes' present spans, with the states of the last poll where only use differs."""
+        """Replace present states by those of the last poll where only the use by jobs differs."""
         state_of = self._present_states({span.cluster for span in spans})
         return [
             span
@@ -147,7 +152,7 @@ class HistoryReader:
         ]
 
     def _present_states(self, clusters: Iterable[str]) -> Callable[[str, str, str], str]:
-        """Tells the present state of a node by cluster, name, and the state that was told last."""
+        """Make a function: cluster, node and state of the last event to the present state."""
         polled: dict[tuple[str, str], str] = {}
         for cluster, now in self._polled(clusters):
             for state, nodes in now.states.items():
@@ -160,7 +165,7 @@ class HistoryReader:
         return state_of
 
     def silent_since(self, clusters: Iterable[str]) -> dict[str, datetime]:
-        """Those clusters whose slurmctld does not answer the sensor, and when it last did."""
+        """Return the clusters whose slurmctld does not answer, with the time of its last answer."""
         return {
             cluster: now.silent_since
             for cluster, now in self._polled(clusters)
@@ -168,16 +173,17 @@ class HistoryReader:
         }
 
     def _polled(self, clusters: Iterable[str]) -> Iterator[tuple[str, NodesNow]]:
+        """Yield the sensor's last poll of each cluster."""
         for cluster in clusters:
             found = read_status(nodes_now_path(self._state_dir, cluster), NodesNow)
             if found is not None:
                 yield cluster, found[0]
 
     def nodes_tag(self, clusters: Iterable[str]) -> str:
-        """What is another text as soon as any node is otherwise; "" where none is known."""
+        """Return a version tag that changes with any node's state; "" if no node is known."""
         with translated(self._path):
             row = self._database.execute(
-                # The time too, since the number of a row that was forgotten may be used again.
+                # Include the time, because SQLite may reuse the row number of a purged row.
                 "SELECT rowid, from_us FROM node_span ORDER BY rowid DESC LIMIT 1"
             ).fetchone()
         if row is None:
@@ -186,7 +192,7 @@ class HistoryReader:
         return ".".join(map(str, [*row, *polled]))
 
     def node_counts(self, clusters: Sequence[str]) -> list[tuple[str, str, int]]:
-        """How many nodes are in which state now: cluster, state, and how many."""
+        """Count present nodes by state: tuples of cluster, state and number."""
         with translated(self._path):
             rows = self._database.execute(
                 "SELECT cluster, node, state FROM node_span "  # noqa: S608 -- values are bound
@@ -201,13 +207,13 @@ class HistoryReader:
     def nodes_between(
         self, cluster: str, since_us: int, until_us: int, nodes: Iterable[str] | None = None
     ) -> list[NodeSpan]:
-        """The spans of a cluster's nodes that reach into a time, by name and beginning.
+        """Return the spans of a cluster's nodes that overlap an interval, by name and begin.
 
         Args:
             cluster: The cluster's name.
-            since_us: Where the time begins, µs since the epoch.
-            until_us: Where it ends.
-            nodes: Only these; all if None.
+            since_us: Begin of the interval, µs since the epoch.
+            until_us: End of the interval.
+            nodes: Node names; None for all.
         """
         named = "" if nodes is None else f"AND node IN {_AMONG.format('nodes')} "
         return self._spans(
@@ -223,10 +229,9 @@ class HistoryReader:
         )
 
     def alike_between(self, cluster: str, since_us: int, until_us: int) -> list[NodesAlike]:
-        """A cluster's nodes in a time, those together that had and lost a state together.
+        """Group a cluster's nodes by equal spans in an interval, clipped to it.
 
-        Most are in one state all the time, of which nothing but their sums is fetched. Where
-        a span reaches beyond the time it is cut.
+        Most nodes keep one state throughout: only their sums are fetched.
         """
         values = {"cluster": cluster, "since": since_us, "until": until_us}
         return self._spans(NodesAlike, _ALIKE, values)
@@ -234,7 +239,7 @@ class HistoryReader:
     def reservations_between(
         self, cluster: str, since_us: int, until_us: int
     ) -> list[ReservationSpan]:
-        """A cluster's reservations that were active in a time, by beginning."""
+        """Return a cluster's reservations that were active in an interval, by begin."""
         return self._spans(
             ReservationSpan,
             f"SELECT {RESERVATION_COLUMNS} FROM reservation_span WHERE until_us > :since "  # noqa: S608 -- our own columns
@@ -243,7 +248,7 @@ class HistoryReader:
         )
 
     def node_between(self, cluster: str, node: str, since_us: int, until_us: int) -> list[NodeSpan]:
-        """The spans of one node that reach into a time, by beginning."""
+        """Return the spans of one node that overlap an interval, by begin."""
         spans = self._spans(
             NodeSpan,
             f"SELECT {NODE_COLUMNS} FROM node_span WHERE cluster = :cluster "  # noqa: S608 -- our own columns
@@ -254,11 +259,11 @@ class HistoryReader:
         return [*spans[:-1], *self._with_use(spans[-1:])] if is_now else spans
 
     def present(self, kind: str, clusters: Iterable[str]) -> list[Event]:
-        """The last event of this kind about each thing that is there, by cluster and name.
+        """Return the last event about each existing subject of a kind, by cluster and name.
 
         Args:
-            kind: One of those that are kept so.
-            clusters: Of these clusters.
+            kind: One of ``PRESENT`` in ``consumer``.
+            clusters: Cluster names.
         """
         with translated(self._path):
             rows = self._database.execute(
@@ -269,7 +274,7 @@ class HistoryReader:
         return [event for event in (decode(*row) for row in rows) if event.body.state != REMOVED]
 
     def nodes_begin_us(self, clusters: Iterable[str]) -> int | None:
-        """When the history of these clusters' nodes begins; None where there is none."""
+        """Return when the history of these clusters' nodes begins; None if there is none."""
         begins = [
             self._number(
                 "SELECT min(from_us) FROM node_span WHERE cluster = :cluster",
@@ -281,7 +286,7 @@ class HistoryReader:
         return max(min(known), self._forgotten_us()) if known else None
 
     def begins(self) -> datetime | None:
-        """When the oldest event happened that is kept; None where there is none."""
+        """Return the time of the oldest stored event; None if there is none."""
         found = self._number("SELECT min(at_us) FROM event", {})
         return None if found is None else moment(found)
 
@@ -293,13 +298,13 @@ class HistoryReader:
         *,
         oldest_first: bool = False,
     ) -> list[Event]:
-        """Events, newest first; their ids are the history's own numbers.
+        """Return events, newest first; their ids are numbers of the history, not of the journal.
 
         Args:
-            wanted: Which.
-            limit: How many at most.
-            shows: Decides of each once more whether it may be told.
-            oldest_first: Turns the order round, so that the limit leaves the oldest.
+            wanted: The filter.
+            limit: Maximum number of events.
+            shows: Decides for each event whether the user may see it.
+            oldest_first: Reverses the order, so that the limit keeps the oldest.
         """
         condition, values = _condition(wanted)
         way = "ASC" if oldest_first else "DESC"
@@ -338,11 +343,12 @@ def _changed_ns(path: str) -> int:
 
 @contextmanager
 def history_of(state_dir: str) -> Iterator[HistoryReader | None]:
-    """The history that a state directory holds, while it is read; None where there is none yet."""
+    """Open the history of a state directory as a context manager; None if there is none yet."""
     try:
         found = HistoryReader(state_dir)
     except SqliteUnavailable:
-        # The consumer makes it when it starts: until then nothing is known, and that is said.
+        # The consumer creates the database when it starts; until then replies say that nothing is
+        # known.
         yield None
         return
     try:
@@ -352,12 +358,12 @@ def history_of(state_dir: str) -> Iterator[HistoryReader | None]:
 
 
 def _condition(wanted: EventsWanted) -> tuple[str, dict[str, Any]]:
-    """The condition of a WHERE, and the values that are bound in it."""
+    """Build the WHERE condition and its bound values."""
     values: dict[str, Any] = {"kinds": _json(wanted.kinds)}
-    # A plus keeps an index from being used for it: of many kinds the newest are found by time.
+    # The unary plus disables the index on kind: for many kinds, the index by time finds the newest.
     parts = [f"+kind IN {_AMONG.format('kinds')}", _visible(wanted, values)]
     if len(wanted.kinds) == 1 and wanted.nodes is None and not wanted.failed:
-        # Of a kind that is rare an index finds the newest without passing all the others.
+        # For a single rare kind the index finds the newest events without scanning all others.
         (values["kinds"],) = wanted.kinds
         parts[0] = "kind = :kinds"
     if wanted.nodes is not None:
@@ -378,6 +384,7 @@ def _condition(wanted: EventsWanted) -> tuple[str, dict[str, Any]]:
 
 
 def _visible(wanted: EventsWanted, values: dict[str, Any]) -> str:
+    """Build the SQL condition for the events that the user may see."""
     parts = ["1 = 0"]
     for number, (cluster, of) in enumerate(wanted.visible.items()):
         values[f"cluster{number}"] = cluster

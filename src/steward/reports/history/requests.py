@@ -1,4 +1,8 @@
-"""What the history is asked, and what it answers."""
+"""History requests and replies: the Structs of ``history.*`` for nodes, events and jobs on nodes.
+
+One request and one reply class for each action of ``reports.history.actions``, with the rows that
+the reply holds. Times in replies are UTC.
+"""
 
 from datetime import datetime
 
@@ -9,17 +13,17 @@ from steward.reports.events import EventTold
 
 
 class NodesRequest(Request, frozen=True, kw_only=True):
-    """history.nodes: how nodes are now, or were at a time.
+    """Request of ``history.nodes``: node states, now or at a past time.
 
     Attributes:
-        cluster: Only of this cluster; of all if empty.
-        nodes: Only these, a node list; all if empty.
-        partitions: Only nodes that are in one of these.
-        states: Only nodes whose state has one of these words, base or flag, in any case.
-        at: The time; "" for now.
-        zone: IANA name of the zone that a time without one is meant in; "" for the cluster's.
-        known: The ``tag`` of an answer to the same question: while that is how nodes still
-            are, they are not told again.
+        cluster: Cluster name. Default: all.
+        nodes: Node list. Default: all.
+        partitions: Only nodes in one of these partitions.
+        states: Only nodes whose state contains one of these words, base state or flag, in any case.
+        at: The time. Default: now.
+        zone: IANA name of the zone of a time without one. Default: the cluster's.
+        known: ``tag`` of an earlier reply to the same request: if nothing changed since, the reply
+            leaves the nodes out.
     """
 
     cluster: str = ""
@@ -32,22 +36,23 @@ class NodesRequest(Request, frozen=True, kw_only=True):
 
 
 class NodeThen(msgspec.Struct, frozen=True, kw_only=True):
-    """How a node is, or was.
+    """State of a node, now or at a past time.
 
     Attributes:
         cluster: The cluster's name.
         node: NodeName.
-        state: As Slurm shows it, see :class:`steward.core.events.NodeState`.
-        since: Since when it has been so.
-        since_is_known: Whether that is when it became so; else it is when it was first seen.
-        reason: Why; "" for none.
-        reason_user: Who gave the reason, by name.
-        reason_uid: The same by number.
-        reason_at: When it was given.
-        partitions: The partitions that it is in.
-        cpus: How many CPUs it has; 0 where that is not known.
-        memory_bytes: Its memory for jobs; 0 where that is not known.
-        gpus: How many GPUs it has; 0 for none, and where that is not known.
+        state: As Slurm shows it; see :class:`steward.core.events.NodeState`.
+        since: Time since the node has this state.
+        since_is_known: True if ``since`` is the time of the change, False if it is the first
+            observation.
+        reason: Reason; "" for none.
+        reason_user: Name of the user who set the reason.
+        reason_uid: Uid of that user.
+        reason_at: Time at which the reason was set.
+        partitions: Partitions of the node.
+        cpus: Number of CPUs; 0 if unknown.
+        memory_bytes: Memory for jobs; 0 if unknown.
+        gpus: Number of GPUs; 0 for none or unknown.
     """
 
     cluster: str
@@ -66,19 +71,19 @@ class NodeThen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodesAnswer(Answer, frozen=True, kw_only=True):
-    """How nodes are, or were.
+    """Reply of ``history.nodes``.
 
     Attributes:
-        nodes: By cluster and name; without those that were not known then.
-        at: The time that is told of.
-        sensor: Whether there is a sensor, which alone tells states of nodes.
-        begins: When the history of these clusters' nodes begins; None where there is none.
-        silent_since: Clusters whose slurmctld does not answer the sensor, and when it last
-            did: their nodes are shown as they were then. {} of a time that is past.
-        position: How far the journal was read for that: give it to events.list as ``after``
-            for what happens from now on.
-        tag: What stands for how nodes are now; "" of a time that is past.
-        is_known: Whether they are as the asker knows them already, and are left out.
+        nodes: By cluster and name, without nodes unknown at that time.
+        at: The time of these states.
+        sensor: Whether a sensor is enabled; only sensors report node states.
+        begins: Begin of the history of these clusters' nodes; None if there is none.
+        silent_since: Clusters whose slurmctld does not answer the sensor, with the time of its last
+            answer: their nodes are shown as of then. {} for a past time.
+        position: Journal position of these states: pass it to events.list as ``after`` to get later
+            events.
+        tag: Version tag of the present states; "" for a past time.
+        is_known: True if nothing changed since ``known``; the nodes are left out.
     """
 
     nodes: tuple[NodeThen, ...]
@@ -92,17 +97,17 @@ class NodesAnswer(Answer, frozen=True, kw_only=True):
 
 
 class NodeCountsRequest(Request, frozen=True, kw_only=True):
-    """history.node_counts: how many nodes are in which state.
+    """Request of ``history.node_counts``: number of nodes by state.
 
     Attributes:
-        cluster: Only of this cluster; of all if empty.
+        cluster: Cluster name. Default: all.
     """
 
     cluster: str = ""
 
 
 class NodeCount(msgspec.Struct, frozen=True, kw_only=True):
-    """How many nodes of a cluster are in a state."""
+    """Number of nodes of a cluster in one state."""
 
     cluster: str
     state: str
@@ -110,10 +115,10 @@ class NodeCount(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeCountsAnswer(Answer, frozen=True, kw_only=True):
-    """How many nodes are in which state, of those clusters that show them to the asker.
+    """Reply of ``history.node_counts``, for clusters whose nodes the user may see.
 
     Attributes:
-        counts: Of each cluster and state.
+        counts: Counts by cluster and state.
         silent_since: As in :class:`NodesAnswer`.
     """
 
@@ -122,19 +127,19 @@ class NodeCountsAnswer(Answer, frozen=True, kw_only=True):
 
 
 class EventsRequest(Request, frozen=True, kw_only=True):
-    """history.events: what happened, newest first.
+    """Request of ``history.events``: state events, newest first.
 
     Attributes:
-        kinds: Only these kinds; all that are kept if empty.
-        clusters: Only on these clusters; all if empty.
-        nodes: Only states of these nodes, a node list; of all if empty.
+        kinds: Kinds of events. Default: all that the history stores.
+        clusters: Cluster names. Default: all.
+        nodes: Node list: only states of these nodes. Default: all.
         failed: Only nodes that went from working to failing.
-        since: Only what happened at this time or later; "" for any.
-        until: Only what happened before this time; "" for any.
-        zone: IANA name of the zone that times without one are meant in; "" for the cluster's.
-        before: Only what is older than this: ``older`` of a former answer.
-        after: Only what is newer than this: ``newer`` of a former answer.
-        limit: How many at most.
+        since: Earliest time, inclusive. Default: any.
+        until: Latest time, exclusive. Default: any.
+        zone: IANA name of the zone of times without one. Default: the cluster's.
+        before: Only older events: ``older`` of an earlier reply.
+        after: Only newer events: ``newer`` of an earlier reply.
+        limit: Maximum number of events.
     """
 
     kinds: tuple[str, ...] = ()
@@ -150,16 +155,16 @@ class EventsRequest(Request, frozen=True, kw_only=True):
 
 
 class EventsAnswer(Answer, frozen=True, kw_only=True):
-    """What happened, newest first.
+    """Reply of ``history.events``, newest first.
 
     Attributes:
-        events: The events; ``id`` is the history's own number, not the journal's position.
-        older: Give it as ``before`` for what came before; "" where there is nothing more.
-        newer: Give it as ``after`` for what comes later.
-        sensor: Whether there is a sensor, which alone tells states of nodes.
-        begins: The oldest that is kept; None where nothing is.
-        position: How far the journal was read for that: give it to events.list as ``after``
-            for what happens from now on.
+        events: The events; ``id`` is a number of the history, not a journal position.
+        older: Pass it as ``before`` to get older events; "" if there are none.
+        newer: Pass it as ``after`` to get newer events.
+        sensor: Whether a sensor is enabled; only sensors report node states.
+        begins: Time of the oldest stored event; None if there is none.
+        position: Journal position of this reply: pass it to events.list as ``after`` to get later
+            events.
     """
 
     events: tuple[EventTold, ...]
@@ -171,16 +176,16 @@ class EventsAnswer(Answer, frozen=True, kw_only=True):
 
 
 class NodeJobsRequest(Request, frozen=True, kw_only=True):
-    """history.node_jobs: which jobs run on a node, or ran there.
+    """Request of ``history.node_jobs``: jobs that run or ran on a node.
 
     Attributes:
         node: NodeName.
-        cluster: The node's cluster; "" for the configuration's first.
-        at: The time; "" for now.
-        since: Instead of a time: all that ran there since this one …
-        until: … and until this one; "" for now.
-        zone: IANA name of the zone that times without one are meant in; "" for the cluster's.
-        limit: How many at most: those that began last.
+        cluster: The node's cluster. Default: the main cluster.
+        at: The time. Default: now.
+        since: Begin of an interval, instead of ``at``.
+        until: End of the interval. Default: now.
+        zone: IANA name of the zone of times without one. Default: the cluster's.
+        limit: Maximum number of jobs; the last started are kept.
     """
 
     node: str
@@ -193,24 +198,24 @@ class NodeJobsRequest(Request, frozen=True, kw_only=True):
 
 
 class JobThen(msgspec.Struct, frozen=True, kw_only=True):
-    """A run of a job, or a piece of one that was resized.
+    """A run of a job, or a part of a resized run.
 
     Attributes:
         cluster: The cluster's name.
-        job_id: The raw id.
-        label: The job as Slurm prints it.
-        restarts: The run's restart count.
-        name: The job's.
-        user: Whose it is; "" where the uid resolves to none.
-        uid: The same by number.
-        account: What it is charged to.
-        partition: Where it ran.
-        state: As it is now known, not as it was then.
-        start: When it began.
-        end: When it ended; None while it runs.
-        cpus: How many it has, on all its nodes.
-        nodes: How many nodes it has.
-        nodelist: Which.
+        job_id: Raw job id.
+        label: Job id as Slurm prints it.
+        restarts: Restart count of the run.
+        name: Job name.
+        user: Owner; "" if the uid resolves to no name.
+        uid: Uid of the owner.
+        account: Account charged.
+        partition: Partition in which it ran.
+        state: Latest known state, not the state at that time.
+        start: Start time.
+        end: End time; None while it runs.
+        cpus: Number of CPUs on all its nodes.
+        nodes: Number of nodes.
+        nodelist: Node list.
     """
 
     cluster: str
@@ -231,13 +236,13 @@ class JobThen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeJobsAnswer(Answer, frozen=True, kw_only=True):
-    """Which jobs ran on a node, of those that the asker may see; the last to begin first.
+    """Reply of ``history.node_jobs``: jobs that the user may see, last started first.
 
     Attributes:
-        jobs: The jobs' runs.
-        since: From when is told of.
-        until: Until when; the same where a single time was asked for.
-        is_all: Whether the asker may see everybody's jobs on the cluster.
+        jobs: Runs of the jobs.
+        since: Begin of the interval.
+        until: End of the interval; equal to ``since`` for a single time.
+        is_all: Whether the user may see all jobs of the cluster.
     """
 
     jobs: tuple[JobThen, ...]
@@ -247,12 +252,12 @@ class NodeJobsAnswer(Answer, frozen=True, kw_only=True):
 
 
 class JobEventsRequest(Request, frozen=True, kw_only=True):
-    """history.job_events: what happened to a job's nodes while it ran there.
+    """Request of ``history.job_events``: state events of a job's nodes during its run.
 
     Attributes:
-        job: As Slurm names it.
-        cluster: Only on this cluster; "" for any.
-        limit: How many at most: the first.
+        job: Job id as Slurm writes it.
+        cluster: Cluster name. Default: any.
+        limit: Maximum number of events; the oldest are kept.
     """
 
     job: str
@@ -261,11 +266,11 @@ class JobEventsRequest(Request, frozen=True, kw_only=True):
 
 
 class JobEventsAnswer(Answer, frozen=True, kw_only=True):
-    """What happened to a job's nodes while it ran there, oldest first.
+    """Reply of ``history.job_events``, oldest first.
 
     Attributes:
-        events: node.state events, as in history.events.
-        sensor: Whether there is a sensor, which alone tells states of nodes.
+        events: Events of kind node.state, as in ``history.events``.
+        sensor: Whether a sensor is enabled; only sensors report node states.
     """
 
     events: tuple[EventTold, ...]
@@ -273,23 +278,23 @@ class JobEventsAnswer(Answer, frozen=True, kw_only=True):
 
 
 class PartitionsRequest(Request, frozen=True, kw_only=True):
-    """history.partitions: which partitions there are.
+    """Request of ``history.partitions``: present partitions.
 
     Attributes:
-        cluster: Only of this cluster; of all if empty.
+        cluster: Cluster name. Default: all.
     """
 
     cluster: str = ""
 
 
 class PartitionNow(msgspec.Struct, frozen=True, kw_only=True):
-    """How a partition is.
+    """Present state of a partition.
 
     Attributes:
         cluster: The cluster's name.
-        partition: Its name.
+        partition: Partition name.
         state: As Slurm shows it: ``UP``, ``DOWN``, ``DRAIN``, ``INACTIVE``.
-        since: When it was first seen so.
+        since: Time of the first observation of this state.
     """
 
     cluster: str
@@ -299,34 +304,34 @@ class PartitionNow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionsAnswer(Answer, frozen=True, kw_only=True):
-    """The partitions, by cluster and name, of those clusters that show them to the asker."""
+    """Reply of ``history.partitions``, by cluster and name, for clusters that the user may see."""
 
     partitions: tuple[PartitionNow, ...]
 
 
 class ReservationsRequest(Request, frozen=True, kw_only=True):
-    """history.reservations: which reservations there are.
+    """Request of ``history.reservations``: present reservations.
 
     Attributes:
-        cluster: Only of this cluster; of all if empty.
+        cluster: Cluster name. Default: all.
     """
 
     cluster: str = ""
 
 
 class ReservationNow(msgspec.Struct, frozen=True, kw_only=True):
-    """How a reservation is.
+    """Present state of a reservation.
 
     Attributes:
         cluster: The cluster's name.
-        reservation: Its name.
+        reservation: Reservation name.
         state: ``ACTIVE`` or ``INACTIVE``.
-        nodes: Its node list.
-        start: When it begins, or began.
-        end: When it ends.
-        users: Whose it is.
-        flags: Its flags.
-        seen_at: When it was first seen so.
+        nodes: Node list.
+        start: Start time.
+        end: End time.
+        users: Users who may use it.
+        flags: Slurm's flags.
+        seen_at: Time of the first observation of this state.
     """
 
     cluster: str
@@ -341,21 +346,21 @@ class ReservationNow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReservationsAnswer(Answer, frozen=True, kw_only=True):
-    """The reservations, by cluster and name, of those clusters that show them to the asker."""
+    """Reply of ``history.reservations``, by cluster and name, for clusters the user may see."""
 
     reservations: tuple[ReservationNow, ...]
 
 
 class NodeRequest(Request, frozen=True, kw_only=True):
-    """history.node: what became of one node.
+    """Request of ``history.node``: states of one node over time.
 
     Attributes:
         node: NodeName.
-        cluster: The node's cluster; "" for the configuration's first.
-        since: From this time on; "" for the last 30 days.
-        until: Until this time; "" for now.
-        zone: IANA name of the zone that times without one are meant in; "" for the cluster's.
-        limit: How many spans at most: the newest. The sums are of all.
+        cluster: The node's cluster. Default: the main cluster.
+        since: Begin of the interval. Default: 30 days ago.
+        until: End of the interval. Default: now.
+        zone: IANA name of the zone of times without one. Default: the cluster's.
+        limit: Maximum number of spans; the newest are kept. The sums include all.
     """
 
     node: str
@@ -367,14 +372,14 @@ class NodeRequest(Request, frozen=True, kw_only=True):
 
 
 class NodePast(msgspec.Struct, frozen=True, kw_only=True):
-    """A node in one state, for one reason.
+    """A span in which a node had one state and one reason.
 
     Attributes:
-        state: As Slurm showed it; ``REMOVED`` while the node was not there.
-        since: Where that began, also where that is before the time asked for.
-        until: Where it ended; None while it goes on.
-        reason: Why; "" for none.
-        reason_user: Who gave the reason.
+        state: As Slurm showed it; ``REMOVED`` while the node did not exist.
+        since: Begin of the span, which may precede the requested interval.
+        until: End of the span; None while it lasts.
+        reason: Reason; "" for none.
+        reason_user: Name of the user who set the reason.
     """
 
     state: str
@@ -385,17 +390,17 @@ class NodePast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeAnswer(Answer, frozen=True, kw_only=True):
-    """What became of one node.
+    """Reply of ``history.node``: spans and down time of a node.
 
     Attributes:
-        spans: Newest first.
-        since: Where the time begins that is told of.
-        until: Where it ends.
-        known_s: How much of it is known, in seconds.
-        down_s: How long it was down then, or drained of its last job, in seconds …
-        planned_down_s: … and how long of that by plan: powered down.
-        is_all: Whether these are all spans of that time.
-        sensor: Whether there is a sensor, which alone tells states of nodes.
+        spans: Spans, newest first.
+        since: Begin of the interval.
+        until: End of the interval.
+        known_s: Seconds of the interval with a known state.
+        down_s: Seconds in which the node was down, or drained with no job left.
+        planned_down_s: Seconds of ``down_s`` that were planned: powered down.
+        is_all: Whether all spans of the interval are included.
+        sensor: Whether a sensor is enabled; only sensors report node states.
     """
 
     spans: tuple[NodePast, ...]

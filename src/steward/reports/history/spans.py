@@ -1,4 +1,13 @@
-"""What became of one node, told event by event, as spans of time that touch and never overlap."""
+"""Node and reservation spans: periods in one state, built event by event, and their tables.
+
+The spans of a node touch and never overlap; each event ends one and begins the next. Times are µs
+since the epoch.
+
+:class:`NodeSpan`, :class:`ReservationSpan` and :class:`NodesAlike` are rows; :func:`next_span`,
+:func:`active_span` and :func:`ended_us` fold an event into spans (called by the consumer);
+:func:`is_down` and :func:`is_put_away` classify states as slurmdbd does. ``MIGRATIONS`` is the
+schema of history.db.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, TypeVar
@@ -10,26 +19,27 @@ from steward.core.timestamps import micros
 from steward.slurm.node_states import parse_node_state
 
 OPEN_US: Final = 2**62
-"""The end of a span that goes on."""
+"""End of a span that has not ended."""
 
 REMOVED: Final = "REMOVED"
-"""The state of a node that is not there any more."""
+"""State of a node that no longer exists."""
 
 _ACTIVE: Final = "ACTIVE"
 
 
 class NodeSpan(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """A node in one state, with one reason; times are µs since the epoch.
+    """A node in one state with one reason; times are µs since the epoch.
 
     Attributes:
         cluster: The cluster's name.
         node: NodeName.
-        from_us: Where it begins.
-        until_us: Where it ends; OPEN_US while it goes on.
-        state: The state, as events tell it.
-        since_us: Since when the state has been so, whatever became of its reason.
-        is_known: Whether that is when it became so; else it is when it was first seen.
-        partitions: With commas between.
+        from_us: Begin.
+        until_us: End; OPEN_US while it lasts.
+        state: The state, as in node.state events.
+        since_us: Time since the node has this state, whatever its reason.
+        is_known: True if ``since_us`` is the time of the change, False if it is the first
+            observation.
+        partitions: Comma-separated names.
     """
 
     cluster: str
@@ -54,11 +64,11 @@ class ReservationSpan(msgspec.Struct, frozen=True, kw_only=True, array_like=True
 
     Attributes:
         cluster: The cluster's name.
-        name: The reservation's.
-        from_us: When it began.
-        until_us: When it ended; OPEN_US while it goes on.
-        nodes: Its node list.
-        flags: With commas between.
+        name: The reservation's name.
+        from_us: Begin.
+        until_us: End; OPEN_US while it lasts.
+        nodes: Node list.
+        flags: Comma-separated flags.
     """
 
     cluster: str
@@ -70,15 +80,15 @@ class ReservationSpan(msgspec.Struct, frozen=True, kw_only=True, array_like=True
 
 
 class NodesAlike(msgspec.Struct, frozen=True, array_like=True):
-    """Nodes that were in one state from one time to another, together.
+    """A group of nodes that entered and left one state at the same times.
 
     Attributes:
-        from_us: Where that begins, or the time that is asked for, µs since the epoch.
-        until_us: Where it ends, or the time that is asked for.
-        state: The state, as events tell it.
-        cpus: How many CPUs they have.
-        gpus: How many GPUs.
-        nodes: How many they are.
+        from_us: Begin, or begin of the queried interval; µs since the epoch.
+        until_us: End, or end of the queried interval.
+        state: The state, as in node.state events.
+        cpus: Number of CPUs of the group.
+        gpus: Number of GPUs of the group.
+        nodes: Number of nodes.
     """
 
     from_us: int
@@ -90,16 +100,16 @@ class NodesAlike(msgspec.Struct, frozen=True, array_like=True):
 
 
 def next_span(before: NodeSpan | None, event: Event) -> NodeSpan:
-    """The span that an event begins.
+    """Return the span that a node.state event begins.
 
     Args:
-        before: The span that it ends; None where nothing was known of the node.
+        before: The span that it ends; None for a node not seen before.
         event: A node.state event.
     """
     body: NodeState = event.body
     at_us = micros(event.at)
     if before is not None:
-        # Slurm dates reasons by the second: one may be dated before what was seen last.
+        # Slurm dates reasons to the second: an event may be dated before the last observation.
         at_us = max(at_us, before.from_us)
     since_us, is_known = at_us, _is_change(before, body)
     if before is not None and before.state == body.state:
@@ -126,18 +136,18 @@ def next_span(before: NodeSpan | None, event: Event) -> NodeSpan:
 
 
 def _is_change(before: NodeSpan | None, body: NodeState) -> bool:
-    """Whether the state changed just then; else it may have been so for long."""
+    """Return whether the state changed at this event; False if it may have been so for long."""
     if body.old_state:
         return body.old_state != body.state
     return before is not None or body.source != "start"
 
 
 def active_span(event: Event) -> ReservationSpan | None:
-    """The span that an event about a reservation begins; None where it is not active."""
+    """Return the span that a reservation event begins; None if the reservation is not active."""
     body: ReservationState = event.body
     if body.state != _ACTIVE:
         return None
-    # It is seen a little after it began.
+    # The sensor observes a reservation a little after it began.
     began = event.at if body.start is None else min(body.start, event.at)
     return ReservationSpan(
         cluster=event.cluster,
@@ -149,7 +159,7 @@ def active_span(event: Event) -> ReservationSpan | None:
 
 
 def ended_us(before: ReservationSpan, event: Event) -> int:
-    """When a reservation ceased to be active, by the event that tells of it."""
+    """Return when a reservation ceased to be active, from the event that reports it."""
     end = event.body.end
     at_us = micros(event.at)
     if end is not None and before.from_us <= micros(end) <= at_us:
@@ -160,12 +170,12 @@ def ended_us(before: ReservationSpan, event: Event) -> int:
 def cut(
     spans: Iterable[NodeSpan], since_us: int, until_us: int
 ) -> Iterator[tuple[NodeSpan, int, int]]:
-    """The spans with where they begin and end within a time; without those that are outside.
+    """Clip spans to an interval; yield each with its begin and end, and skip those outside.
 
     Args:
         spans: The spans.
-        since_us: Where the time begins, µs since the epoch.
-        until_us: Where it ends.
+        since_us: Begin of the interval, µs since the epoch.
+        until_us: End of the interval.
     """
     for span in spans:
         begin, end = max(span.from_us, since_us), min(span.until_us, until_us)
@@ -174,7 +184,7 @@ def cut(
 
 
 def is_down(state: str) -> bool:
-    """Whether slurmdbd counts a node's time as down: it is, or is drained of its last job."""
+    """Return whether slurmdbd counts the state as down: DOWN, or drained with no job left."""
     base, flags = parse_node_state(state)
     if base in ("DOWN", "ERROR"):
         return True
@@ -183,7 +193,7 @@ def is_down(state: str) -> bool:
 
 
 def is_put_away(state: str) -> bool:
-    """Whether a node that is down is so by plan: powered down, or not there yet."""
+    """Return whether a node's down time is planned: powered down, or a future node."""
     base, flags = parse_node_state(state)
     return base == "FUTURE" or "POWERED_DOWN" in flags
 
@@ -267,13 +277,13 @@ Span = TypeVar("Span", NodeSpan, ReservationSpan, NodesAlike)
 
 
 def spans_of(kind: type[Span], rows: Sequence[Sequence[Any]]) -> list[Span]:
-    """The spans of rows, each with all fields in their order."""
-    # Not strict, since SQLite has 0 and 1 for False and True; the kind is known when it runs.
+    """Convert rows with all fields, in order, to spans."""
+    # Not strict, because SQLite returns 0 and 1 for False and True. The kind is a runtime value.
     return msgspec.convert(rows, list[kind], strict=False)  # type: ignore[valid-type]
 
 
 def insertion(table: str, kind: type[msgspec.Struct]) -> str:
-    """The statement that puts a span into a table."""
+    """Build the INSERT statement for a span."""
     fields = kind.__struct_fields__
     marks = ", ".join("?" * len(fields))
     return f"INSERT INTO {table} ({', '.join(fields)}) VALUES ({marks})"  # noqa: S608 -- our own names

@@ -1,4 +1,8 @@
-"""The API below /api/v1: a table of endpoints, each an action of the registry."""
+"""HTTP API below /api/v1: one route for each path of the endpoint table, plus openapi.json.
+
+``endpoints.py`` lists the endpoints and reads requests, ``responses.py`` answers them,
+``openapi.py`` describes them. ``web/application.py`` mounts ``ROUTES``.
+"""
 
 from typing import Any, Final
 
@@ -12,10 +16,11 @@ from steward.web.authentication import Visit
 
 Ask = Request[Any, Any, Any]
 ROOT: Final = "/api/v1"
+"""Path of the API, below the prefix of the pages."""
 
 
 def routes() -> tuple[Any, ...]:
-    """A handler for each path."""
+    """Return a Litestar handler for each path, the OpenAPI document and the event stream."""
     paths: dict[str, dict[str, Endpoint]] = {}
     for endpoint in (*ENDPOINTS, *ASKS):
         paths.setdefault(endpoint.path, {})[endpoint.method] = endpoint
@@ -23,6 +28,7 @@ def routes() -> tuple[Any, ...]:
 
 
 def _handler(path: str, methods: dict[str, Endpoint]) -> Any:
+    """Return the Litestar handler of a path for all its methods."""
     typed = "/".join(
         f"{part[:-1]}:str}}" if part.startswith("{") else part for part in path.split("/")
     )
@@ -41,10 +47,10 @@ def _handler(path: str, methods: dict[str, Endpoint]) -> Any:
 
 @get(f"{ROOT}/openapi.json", include_in_schema=False, sync_to_thread=False)
 def described(request: Ask) -> Response[bytes]:
-    """What there is, for programs that read OpenAPI."""
+    """Return the OpenAPI document."""
     text = description(f"{request.app.state.pages.prefix}{ROOT}")
     return Response(text, media_type="application/json", headers={"Cache-Control": "no-cache"})
 
 
 ROUTES: Final[tuple[Any, ...]] = routes()
-"""Every path of the API."""
+"""Handlers of all API paths."""

@@ -1,4 +1,10 @@
-"""What one path of the API does, and how its parts become an action's request."""
+"""Endpoints of the HTTP API: table of methods and paths, and parsing of query and body.
+
+Each :class:`Endpoint` maps a method and path to an action of the registry and builds the action's
+request from path, query or body. ``ENDPOINTS`` are the resource paths; ``ASKS`` offers every action
+under ``/ask/NAME``. :func:`query` and :func:`body` read and validate HTTP input; ``openapi.py``
+describes the same parameters.
+"""
 
 import functools
 import operator
@@ -16,24 +22,24 @@ from steward.daemon.contexts import ACTIONS
 from steward.web.errors import WrongMedia, WrongRequest
 
 Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
+"""HTTP methods of the API."""
 CURSOR: Final = "cursor"
-"""The query's name for where a page begins."""
+"""Query parameter that names where a page of results begins."""
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """One method of one path.
+    """One HTTP method of one path, and the action that serves it.
 
     Attributes:
-        method: Of HTTP.
-        path: Below /api/v1; ``{name}`` are its parts.
-        action: The action that is asked.
-        help: One line for people; the action's own if empty.
-        parts: The request's field that a part of the path becomes, where it is called
-            otherwise; of a field that holds several, the only one.
-        fixed: Fields that the path itself says.
-        cursor: The request's field that says where a page begins, and the answer's that says
-            where the next one does.
-        status: Of a success.
+        method: HTTP method.
+        path: Path below /api/v1; ``{name}`` marks its variable parts.
+        action: Name of the action.
+        help: One line for people; the action's own help if empty.
+        parts: Request field for a part of the path, if their names differ. A field that holds
+            several values gets this one.
+        fixed: Request fields that the path determines.
+        cursor: Request field for the start of a page, and reply field for the start of the next.
+        status: HTTP status of a success.
     """
 
     method: Method
@@ -47,37 +53,37 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
     @property
     def done_by(self) -> Action:
-        """The action itself."""
+        """Return the action itself."""
         return ACTIONS[self.action]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parts of the path, in order."""
+        """Return the names of the path's variable parts, in order."""
         pieces = self.path.split("/")
         return tuple(piece[1:-1] for piece in pieces if piece.startswith("{"))
 
     @property
     def fields(self) -> tuple[msgspec.structs.FieldInfo, ...]:
-        """The request's fields that neither the path nor we fill."""
+        """Return the request fields that neither the path nor ``fixed`` determines."""
         taken = {self.parts.get(name, name) for name in self.names} | set(self.fixed)
         every = msgspec.structs.fields(self.done_by.request)
         return tuple(field for field in every if field.name not in taken)
 
     @property
     def id(self) -> str:
-        """A name for it, which no other has."""
+        """Return a unique identifier, used as OpenAPI operation id."""
         words = [part.strip("{}") for part in self.path.split("/") if part]
         return "_".join((self.method.lower(), *words)).replace(".", "_").replace("-", "_")
 
     def request(self, parts: dict[str, str], given: dict[str, Any]) -> Any:
-        """The action's request.
+        """Build the action's request.
 
         Args:
-            parts: Of the path.
-            given: The other fields, as they were asked for.
+            parts: Values of the path's variable parts.
+            given: Values of the other fields, from query or body.
 
         Raises:
-            msgspec.ValidationError: A part is not of its field's kind.
+            msgspec.ValidationError: A part of the path is invalid for its field.
         """
         kinds = {field.name: field.type for field in msgspec.structs.fields(self.done_by.request)}
         filled = {}
@@ -88,6 +94,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 def _part(text: str, kind: Any) -> Any:
+    """Convert a part of a path to its field's type."""
     is_many = getattr(kind, "__origin__", None) is tuple
     return msgspec.convert((text,) if is_many else text, kind, strict=False)
 
@@ -113,6 +120,7 @@ _JOBS: Final = (
     _get("/jobs/{job}/cost", "bank.explain", "Explain what a job cost."),
     _get("/jobs/{job}/events", "history.job_events"),
 )
+"""Endpoints for jobs and scripts."""
 
 _BANK: Final = (
     _get("/accounts", "bank.account_show"),
@@ -162,6 +170,7 @@ _BANK: Final = (
     _post("/rates", "bank.rate_create"),
     _post("/quotes", "bank.quote", "Say what a job would cost."),
 )
+"""Endpoints for bank accounts, money and rates."""
 
 _CLUSTER: Final = (
     _get("/nodes", "history.nodes", "List nodes, as they are or were."),
@@ -185,12 +194,14 @@ _CLUSTER: Final = (
     _post("/rules/{rule}/enable", "rules.enable"),
     _post("/rules/{rule}/disable", "rules.disable"),
 )
+"""Endpoints for nodes, events and operations."""
 
 _REPORTS: Final = tuple(
     _get(f"/reports/{action.partition('.')[2]}", action)
     for action in ACTIONS
     if action.startswith("reports.")
 )
+"""One endpoint for each report."""
 
 _STEWARD: Final = (
     _get("/me", "credentials.me"),
@@ -207,20 +218,22 @@ _STEWARD: Final = (
     _get("/doctor", "doctor.run"),
     _get("/gaps", "accounting.gaps"),
 )
+"""Endpoints for Steward itself: user, tokens and status."""
 
 _NOT_ASKED: Final = frozenset(
     f"credentials.{verb}" for verb in ("open", "vouch", "peek", "close", "settings")
 )
-"""What only the pages' own process may ask."""
+"""Actions reserved for the ``steward web`` process itself."""
 
 ASK: Final = "/ask/"
+"""Path below which every action is callable by name."""
 ENDPOINTS: Final[tuple[Endpoint, ...]] = (*_JOBS, *_BANK, *_CLUSTER, *_REPORTS, *_STEWARD)
-"""All that is not below /ask/ …"""
+"""All endpoints except those below /ask/."""
 
 ASKS: Final = tuple(
     _post(f"{ASK}{name}", name) for name in sorted(ACTIONS) if name not in _NOT_ASKED
 )
-"""… and every action by its name."""
+"""Every action by its name, below /ask/."""
 
 
 Ask = Request[Any, Any, Any]
@@ -231,19 +244,19 @@ _PATTERNS: Final = {
     float: re.compile(r"-?(0|[1-9][0-9]{0,300})(\.[0-9]{1,300})?([eE][+-]?[0-9]{1,3})?", re.ASCII),
     bool: re.compile("true|false"),
 }
-"""How JSON writes them; msgspec takes more."""
+"""Numbers and booleans as JSON writes them; msgspec alone would accept more."""
 
 
 class Parameter(msgspec.Struct, frozen=True, kw_only=True):
-    """A name in a query.
+    """A query parameter of an endpoint.
 
     Attributes:
-        name: It.
-        field: The request's field that it becomes.
-        kind: The type of its value, or of each of its values.
-        many: Whether it may be given more than once.
-        required: Whether it must be given.
-        default: What it is where it is not given.
+        name: Name in the query.
+        field: Request field that it sets.
+        kind: Type of its value, or of each of its values.
+        many: Whether it may be repeated.
+        required: Whether it is mandatory.
+        default: Value if it is absent.
     """
 
     name: str
@@ -256,11 +269,12 @@ class Parameter(msgspec.Struct, frozen=True, kw_only=True):
 
 @functools.cache
 def parameters(endpoint: Endpoint) -> tuple[Parameter, ...]:
-    """The names that an endpoint's query may hold."""
+    """Return the query parameters of an endpoint."""
     return tuple(_parameters(endpoint))
 
 
 def _parameters(endpoint: Endpoint) -> Iterator[Parameter]:
+    """Yield the query parameters of an endpoint."""
     renamed = {endpoint.cursor[0]: CURSOR} if endpoint.cursor else {}
     for field in endpoint.fields:
         kind, many = _kind(field.type)
@@ -278,7 +292,7 @@ def _parameters(endpoint: Endpoint) -> Iterator[Parameter]:
 
 
 def _kind(kind: Any) -> tuple[Any, bool]:
-    """The type of one value, without the None that stands for no value; whether there are many."""
+    """Return the type of one value, without None, and whether the field holds several."""
     origin = get_origin(kind)
     if origin is Annotated:
         inner, many = _kind(get_args(kind)[0])
@@ -289,16 +303,16 @@ def _kind(kind: Any) -> tuple[Any, bool]:
     if origin is tuple:
         return get_args(kind)[0], True
     if origin is Literal and "" in get_args(kind):
-        # What is not wanted is left out of a query: "" is no choice there.
+        # A query omits unused parameters, so "" is not offered as a choice.
         return operator.getitem(Literal, tuple(filter(None, get_args(kind)))), False
     return kind, False
 
 
 def query(endpoint: Endpoint, request: Ask) -> dict[str, Any]:
-    """The fields that a query gives.
+    """Read the query of a request as fields of the action's request.
 
     Raises:
-        WrongRequest: It cannot be read, or holds a name that is not known.
+        WrongRequest: The query is malformed or holds an unknown parameter.
     """
     known = {parameter.name: parameter for parameter in parameters(endpoint)}
     given: dict[str, list[str]] = {}
@@ -315,6 +329,7 @@ def query(endpoint: Endpoint, request: Ask) -> dict[str, Any]:
 
 
 def _read(parameter: Parameter, values: list[str]) -> Any:
+    """Convert the values of a query parameter; reject repetitions of a single one."""
     if not parameter.many and len(values) > 1:
         raise WrongRequest(f"{parameter.name!r} is given more than once")
     found = tuple(_value(parameter, text) for text in values)
@@ -322,6 +337,7 @@ def _read(parameter: Parameter, values: list[str]) -> Any:
 
 
 def _value(parameter: Parameter, text: str) -> Any:
+    """Convert and validate one value of a query parameter."""
     pattern = _PATTERNS.get(parameter.kind)
     if pattern is not None and not pattern.fullmatch(text):
         raise WrongRequest(_not_of(parameter, text))
@@ -335,6 +351,7 @@ def _value(parameter: Parameter, text: str) -> Any:
 
 
 def _not_of(parameter: Parameter, text: str) -> str:
+    """Describe why a value is invalid."""
     kind = parameter.kind
     what = {int: "a whole number", float: "a number", bool: "true or false"}.get(kind, "")
     if get_origin(kind) is Literal:
@@ -344,7 +361,7 @@ def _not_of(parameter: Parameter, text: str) -> str:
 
 @functools.cache
 def body_of(endpoint: Endpoint) -> type[msgspec.Struct]:
-    """The shape of an endpoint's body: the request's, without what the path says."""
+    """Return the Struct of an endpoint's body: the request's fields not set by the path."""
     whole = endpoint.done_by.request
     fields = endpoint.fields
     if len(fields) == len(msgspec.structs.fields(whole)):
@@ -361,6 +378,7 @@ def body_of(endpoint: Endpoint) -> type[msgspec.Struct]:
 
 
 def _field(field: msgspec.structs.FieldInfo) -> Any:
+    """Return a field's definition for msgspec.defstruct."""
     if field.required:
         return field.name, field.type
     if field.default_factory is not msgspec.NODEFAULT:
@@ -369,11 +387,11 @@ def _field(field: msgspec.structs.FieldInfo) -> Any:
 
 
 async def body(endpoint: Endpoint, request: Ask) -> dict[str, Any]:
-    """The fields that a body gives.
+    """Read the JSON body of a request as fields of the action's request.
 
     Raises:
-        WrongRequest: It cannot be read, or is not of its shape.
-        WrongMedia: It is not JSON.
+        WrongRequest: The body is malformed or has the wrong shape.
+        WrongMedia: The body is not JSON.
     """
     if request.query_params:
         raise WrongRequest("what is to be done is said in the body: the query must be empty")
@@ -386,13 +404,13 @@ async def body(endpoint: Endpoint, request: Ask) -> dict[str, Any]:
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise WrongRequest(f"the body cannot be read: {error}") from None
     if not is_in_bounds(plain):
-        # Where anything may stand no description says how large: it is none of the shape.
+        # Free-form fields have no bounds in their type, so check their numbers here.
         raise UsageError("the body holds too large a number")
     return {name: getattr(found, name) for name in found.__struct_fields__}
 
 
 def _whole(value: Any) -> Any:
-    """A value in which 1.0 is 1, as in JSON, where they are the same."""
+    """Convert floats such as 1.0 to integers, recursively: JSON does not distinguish them."""
     if isinstance(value, float):
         return int(value) if value.is_integer() and LEAST <= value <= MOST else value
     if isinstance(value, dict):

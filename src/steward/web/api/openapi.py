@@ -1,4 +1,8 @@
-"""Describes the API in OpenAPI: all of it is read off the endpoints and the Structs of actions."""
+"""OpenAPI 3.1 document of the HTTP API, derived from the endpoints and the actions' Structs.
+
+:func:`description` builds the document once. Schemas come from msgspec, field descriptions from the
+``Attributes:`` sections of the Structs' docstrings, operations from ``endpoints.py``.
+"""
 
 import functools
 import inspect
@@ -29,7 +33,9 @@ _PROBLEMS: Final = {
     500: "Steward has failed; its log says why.",
     503: "Something that is needed is away: try again.",
 }
+"""Descriptions of the error responses, by HTTP status."""
 _ONLY_CHANGES: Final = frozenset({413, 415})
+"""Statuses that only requests with a body can get."""
 _ATTRIBUTES = re.compile(r"^Attributes:\n(?P<list>(?:(?: .*)?\n?)*)", re.MULTILINE)
 _ATTRIBUTE = re.compile(r"^ {4}(\w+): +((?:.*\n?)(?:^ {6,}.*\n?)*)", re.MULTILINE)
 
@@ -37,14 +43,15 @@ ABOUT: Final = """\
 All that Steward can be asked. Times are ISO 8601, in UTC; durations seconds, sizes bytes,
 amounts micro-units (a millionth of the bank's unit). Times in requests are what Slurm's
 commands take: `2026-11-21T08:00`, `now-1day`."""
+"""Introduction of the OpenAPI document."""
 
 
 @functools.cache
 def description(root: str) -> bytes:
-    """The document.
+    """Return the OpenAPI document as JSON.
 
     Args:
-        root: The path that the API lies under.
+        root: Path prefix of the API.
     """
     every = (*ENDPOINTS, STREAM, *ASKS)
     types = list(_types(every))
@@ -77,6 +84,7 @@ def description(root: str) -> bytes:
 
 
 def _types(every: Iterable[Endpoint]) -> Iterator[Any]:
+    """Yield each type that parameters, bodies and replies use, once."""
     seen: list[Any] = []
     for endpoint in every:
         wanted: list[Any] = [page_of(endpoint)]
@@ -92,6 +100,7 @@ def _types(every: Iterable[Endpoint]) -> Iterator[Any]:
 
 
 def _operation(endpoint: Endpoint, of: dict[Any, Any]) -> dict[str, Any]:
+    """Describe an endpoint as an OpenAPI operation."""
     action, reads = endpoint.done_by, endpoint.method == "GET"
     scope = scope_of(endpoint.action)
     fields = {field.name: field for field in msgspec.structs.fields(action.request)}
@@ -140,6 +149,7 @@ def _operation(endpoint: Endpoint, of: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _success(endpoint: Endpoint, of: dict[Any, Any]) -> dict[str, Any]:
+    """Describe the successful response of an endpoint."""
     action = endpoint.done_by
     if endpoint is STREAM:
         return {
@@ -167,6 +177,7 @@ def _success(endpoint: Endpoint, of: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _key() -> dict[str, Any]:
+    """Describe the Idempotency-Key header."""
     return {
         "name": KEY.title(),
         "in": "header",
@@ -177,6 +188,7 @@ def _key() -> dict[str, Any]:
 
 
 def _problem(status: int) -> dict[str, Any]:
+    """Describe the error response of a status."""
     found: dict[str, Any] = {
         "description": _PROBLEMS[status],
         "content": {
@@ -191,7 +203,7 @@ def _problem(status: int) -> dict[str, Any]:
 
 
 def _bounded(schema: Any) -> Any:
-    """A schema whose whole numbers are some that a database takes."""
+    """Add 64-bit bounds, those of the database, to the integers of a schema."""
     if isinstance(schema, list):
         return [_bounded(one) for one in schema]
     if not isinstance(schema, dict):
@@ -203,7 +215,7 @@ def _bounded(schema: Any) -> Any:
 
 
 def _structs(types: Iterable[Any]) -> set[type[msgspec.Struct]]:
-    """The Structs among types, and in their fields."""
+    """Collect the Structs among types, including those nested in fields."""
     found: set[type[msgspec.Struct]] = set()
     waiting = list(types)
     while waiting:
@@ -218,7 +230,7 @@ def _structs(types: Iterable[Any]) -> set[type[msgspec.Struct]]:
 
 
 def _explain(kind: type[msgspec.Struct], components: dict[str, Any]) -> None:
-    """Tell of a Struct's fields what its docstring says."""
+    """Add descriptions from a Struct's docstring to its schema."""
     names = (kind.__name__, f"{kind.__module__}.{kind.__qualname__}")
     schema = next((components[name] for name in names if name in components), None)
     if schema is None or schema.get("title") != kind.__name__:
@@ -233,7 +245,7 @@ def _explain(kind: type[msgspec.Struct], components: dict[str, Any]) -> None:
 
 @functools.cache
 def _words(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """What a Struct's docstring, and those that it is made from, say of its fields."""
+    """Return the field descriptions in the docstrings of a Struct and its bases."""
     found: dict[str, str] = {}
     for one in reversed(kind.__mro__):
         text = inspect.cleandoc(one.__doc__ or "")

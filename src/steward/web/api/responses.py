@@ -1,4 +1,9 @@
-"""How the API says what went wrong: problem+json, RFC 9457."""
+"""Responses of the HTTP API: JSON replies, problem+json errors (RFC 9457), pages and event stream.
+
+:func:`answer` runs an endpoint's action: reads get an ETag and a ``Link`` to the next page, changes
+honour ``Idempotency-Key``, streams are sent as JSON lines. :func:`events_stream` sends events as
+server-sent events.
+"""
 
 import asyncio
 import hashlib
@@ -23,13 +28,13 @@ from steward.web.event_stream import STREAMS, watched
 
 
 class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """What went wrong.
+    """Error response of the API, as RFC 9457 (problem+json) defines it.
 
     Attributes:
-        type: Always ``about:blank``: the status says what kind it is.
-        title: The status, in words.
-        status: Of HTTP.
-        detail: What happened, and what to do about it.
+        type: Always ``about:blank``: the status identifies the kind of error.
+        title: Name of the HTTP status.
+        status: HTTP status.
+        detail: What failed and what to do.
     """
 
     title: str
@@ -39,7 +44,7 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> Response[Any]:
-    """An answer that says what went wrong."""
+    """Return an error response in problem+json."""
     try:
         title = HTTPStatus(status).phrase
     except ValueError:
@@ -54,18 +59,22 @@ def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> 
 
 Ask = Request[Any, Any, Any]
 KEY: Final = "idempotency-key"
+"""Header of the idempotency key."""
 LINES: Final = "application/jsonl"
+"""Media type of streams."""
 _KEY: Final = re.compile(rf"[!-~]{{1,{LONGEST_KEY}}}")
 _JSON: Final = "application/json"
 _PRIVATE: Final = {"Cache-Control": "private, no-cache", "Vary": "Authorization, Cookie"}
+"""Headers of reads: cached only by the client, and revalidated."""
 _NOT_KEPT: Final = {"Cache-Control": "no-store"}
+"""Headers of changes: never cached."""
 
 
 async def answer(endpoint: Endpoint, request: Ask, visit: Visit) -> Response[Any]:
-    """Do what one path is for.
+    """Run the action of an endpoint and return its response.
 
     Raises:
-        StewardError: It cannot be done.
+        StewardError: The action failed or rejected the request.
     """
     reads = endpoint.method == "GET"
     given = query(endpoint, request) if reads else await body(endpoint, request)
@@ -82,7 +91,7 @@ async def answer(endpoint: Endpoint, request: Ask, visit: Visit) -> Response[Any
 
 
 def _key(request: Ask) -> str:
-    """The word under which something is to be done once; "" for none."""
+    """Return the request's idempotency key, or ""."""
     key = request.headers.get(KEY)
     if key is not None and not _KEY.fullmatch(key):
         raise WrongRequest(f"{KEY.title()} has 1 to {LONGEST_KEY} letters, without blanks")
@@ -90,6 +99,7 @@ def _key(request: Ask) -> str:
 
 
 def _done(endpoint: Endpoint, found: Any) -> Response[bytes]:
+    """Return the response of a change."""
     return Response(
         msgspec.json.encode(found),
         status_code=endpoint.status,
@@ -99,6 +109,7 @@ def _done(endpoint: Endpoint, found: Any) -> Response[bytes]:
 
 
 def _read(endpoint: Endpoint, request: Ask, found: Any) -> Response[bytes]:
+    """Return the response of a read, with ETag and the link to the next page."""
     headers = dict(_PRIVATE)
     if endpoint.cursor is not None:
         next_page = getattr(found, endpoint.cursor[1])
@@ -106,7 +117,7 @@ def _read(endpoint: Endpoint, request: Ask, found: Any) -> Response[bytes]:
         if next_page:
             headers["Link"] = f'<{_address(request, next_page)}>; rel="next"'
     text = msgspec.json.encode(found)
-    # Weak, since what is compressed on its way is not the same bytes.
+    # A weak tag, because compression on the way changes the bytes.
     etag = headers["ETag"] = f'W/"{hashlib.sha256(text).hexdigest()[:32]}"'
     if _is_known(request.headers.get("if-none-match", ""), etag):
         return Response(b"", status_code=304, headers=headers)
@@ -114,7 +125,7 @@ def _read(endpoint: Endpoint, request: Ask, found: Any) -> Response[bytes]:
 
 
 def page_of(endpoint: Endpoint) -> type[msgspec.Struct]:
-    """The shape of an answer that is a page: with ``next``, whatever the action calls it."""
+    """Return the Struct of a page of results: its cursor is always called ``next``."""
     whole = endpoint.done_by.answer
     if endpoint.cursor is None or endpoint.cursor[1] == "next":
         return whole
@@ -122,6 +133,7 @@ def page_of(endpoint: Endpoint) -> type[msgspec.Struct]:
 
 
 def _with_next(whole: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """Define, once, a reply type whose cursor is called ``next``."""
     if whole not in _PAGES:
         _PAGES[whole] = msgspec.defstruct(
             f"{whole.__name__}Page",
@@ -139,7 +151,7 @@ _PAGES: Final[dict[type[msgspec.Struct], type[msgspec.Struct]]] = {}
 
 
 def _address(request: Ask, cursor: str) -> str:
-    """Of the next page: the same query, from there on."""
+    """Return the address of the next page: the same query from the cursor on."""
     pairs = [pair for pair in request.query_params.multi_items() if pair[0] != CURSOR]
     prefix = request.app.state.pages.prefix
     path = request.url.path.removeprefix(prefix)
@@ -147,15 +159,15 @@ def _address(request: Ask, cursor: str) -> str:
 
 
 def _is_known(shown: str, etag: str) -> bool:
-    """Whether a client has this answer already, by its If-None-Match."""
+    """Return True if the client already has this reply, by its If-None-Match header."""
     tags = [tag.strip().removeprefix("W/") for tag in shown.split(",")]
     return shown.strip() == "*" or etag.removeprefix("W/") in tags
 
 
 async def _streamed(endpoint: Endpoint, asked: Any, visit: Visit) -> Response[Any]:
-    """The lines of a stream, as the daemon's socket has them; the last says how it ended."""
+    """Return a stream as JSON lines; the last line reports how it ended."""
     stream = visit.desk.stream(endpoint.action, asked, visit.secret, who=visit.who)
-    # What is refused is refused with a status: so the first line is waited for.
+    # Wait for the first line, so that a rejection is sent with an HTTP status.
     try:
         first = await anext(stream)
     except StopAsyncIteration:
@@ -186,17 +198,20 @@ STREAM: Final = Endpoint(
     help="Tell events as they happen, as server-sent events; goes on behind Last-Event-ID.",
 )
 _EVERY_S: Final = 1.0
+"""Interval between polls for new events, in seconds."""
 _SIGN_OF_LIFE: Final = 15
-"""Rounds without an event after which something is sent, so that nobody takes it for dead."""
+"""Rounds without an event after which a comment is sent to keep the connection alive."""
 _LONGEST_S: Final = 1800.0
-"""After this the client comes again, and is known anew."""
+"""Longest duration of a stream, in seconds; the client then reconnects and authenticates again."""
 _AGAIN_S: Final = 10.0
+"""Time after which a disconnected client reconnects, in seconds."""
 _AT_A_TIME: Final = 500
+"""Most events of one poll."""
 
 
 @get("/api/v1/events/stream", include_in_schema=False, middleware=[watched])
 async def events_stream(request: Ask, visit: Visit) -> Stream:
-    """Events as they happen."""
+    """Stream events as they happen."""
     asked: EventsRequest = EventsRequest(**query(STREAM, request))
     last = request.headers.get("last-event-id", "")
     if last:
@@ -204,13 +219,14 @@ async def events_stream(request: Ask, visit: Visit) -> Stream:
             raise WrongRequest("Last-Event-ID is none of ours")
         asked = msgspec.structs.replace(asked, after=int(last))
     STREAMS.take(request.scope, visit.me.uid)
-    # What is refused is refused with a status.
+    # Fetch the first reply here, so that a rejection is sent with an HTTP status.
     first: EventsAnswer = await visit.ask("events.list", asked)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return Stream(_lines(visit, asked, first), media_type=MEDIA, headers=headers)
 
 
 async def _lines(visit: Visit, asked: EventsRequest, answer: EventsAnswer) -> AsyncIterator[bytes]:
+    """Yield events as server-sent events until the stream's time is over."""
     until = asyncio.get_running_loop().time() + _LONGEST_S
     silent = 0
     try:
@@ -226,5 +242,5 @@ async def _lines(visit: Visit, asked: EventsRequest, answer: EventsAnswer) -> As
             asked = msgspec.structs.replace(asked, after=answer.position, limit=_AT_A_TIME)
             answer = await visit.ask("events.list", asked)
     except StewardError:
-        # The client comes again, and is then told why it is not let in, or goes on.
+        # The client reconnects; it then gets the error, or the stream continues.
         return

@@ -1,4 +1,4 @@
-"""The pages: one module a theme, each with its handlers in ``ROUTES``."""
+"""Web pages: one module for each topic, each with its handlers in ``ROUTES``."""
 
 from typing import Any, Final
 
@@ -36,4 +36,4 @@ ROUTES: Final[tuple[Any, ...]] = (
     *reports.ROUTES,
     *users.ROUTES,
 )
-"""Every page."""
+"""Handlers of all pages."""

@@ -1,4 +1,9 @@
-"""The accounts that somebody is in or looks after: what is left in each."""
+"""Account pages: list of bank accounts, one account with its burn-down, statement, and changes.
+
+:func:`burn_down` extrapolates an account's balance to the end of its allocation. The handlers show
+members, holds and statements, download statements as CSV or JSON, set user limits (coordinators)
+and deposit or withdraw SU (operators). :func:`tree` orders accounts below their parents.
+"""
 
 import asyncio
 import csv
@@ -41,19 +46,20 @@ from steward.web.formats import zone_of
 from steward.web.rendering import Plot, Renderer, part
 
 DAYS: Final = 28
-"""So many days' mean is taken for what comes."""
+"""Days whose mean spending the forecast uses."""
 _FARTHEST: Final = timedelta(days=3650)
+"""Beyond this the forecast reports that the balance is not used up."""
 
 
 class BurnDown(msgspec.Struct, frozen=True, kw_only=True):
-    """How long an account's money lasts.
+    """Balance of an account over time, with a forecast.
 
     Attributes:
-        plot: What was there day by day, and what will be if it goes on so.
-        per_day: What was spent a day of late, micro-SU.
-        until: The end of the allocation that is looked at; None where there is none.
-        left: What will be left then, micro-SU; negative for what will be missing.
-        used_up: When it will be used up; None where that is after the end, or never.
+        plot: Balance at the end of each day, and the forecast.
+        per_day: Mean daily spending of late, micro-SU.
+        until: End of the active allocation; None if there is none.
+        left: Forecast balance at that time, micro-SU; negative if SU will be missing.
+        used_up: When the balance reaches zero; None if after the end, or never.
     """
 
     plot: Plot
@@ -70,13 +76,13 @@ def burn_down(
     zone: str,
     unit: str,
 ) -> BurnDown | None:
-    """What a course leads to; None where there is none.
+    """Return the burn-down of an account, or None without history.
 
     Args:
-        days: The course, to this day.
-        allocations: What can be drawn on, in that order.
-        now: The present moment.
-        zone: IANA name of the zone of its days.
+        days: Daily balances, up to today.
+        allocations: Allocations that jobs are charged to, in that order.
+        now: The present time.
+        zone: IANA zone of the days.
         unit: Name of the bank's unit.
     """
     if not days:
@@ -100,6 +106,7 @@ def burn_down(
 
 
 def _used_up(balance: int, per_day: int, now: datetime) -> datetime | None:
+    """Return when the balance reaches zero at this rate of spending, or None."""
     if per_day <= 0 or balance <= 0:
         return None
     after = timedelta(days=balance / per_day) if balance / per_day < _FARTHEST.days else _FARTHEST
@@ -115,6 +122,7 @@ def _plot(
     zone: str,
     unit: str,
 ) -> Plot:
+    """Plot the daily balances and the forecast."""
     x = [_end_of(one.day, zone) for one in days[:-1]] + [now.timestamp()]
     so_far: list[float | None] = [one.balance / MICRO for one in days]
     to_come: list[float | None] = [None] * (len(days) - 1) + [balance / MICRO]
@@ -132,26 +140,31 @@ def _plot(
 
 
 def _end_of(day: str, zone: str) -> float:
+    """Return the end of a day in seconds since 1970."""
     morrow = date.fromisoformat(day) + timedelta(days=1)
     return datetime.combine(morrow, time(), zone_of(zone)).timestamp()
 
 
 def _days(span: timedelta) -> float:
+    """Convert a duration to days."""
     return span / timedelta(days=1)
 
 
 Ask = Request[Any, Any, Any]
 _LINES: Final = 30
+"""Statement lines shown on the account page."""
 _HOLDS: Final = 100
+"""Most SU holds shown."""
 _FARTHEST_BACK: Final = timedelta(days=730)
 _USUAL_BACK: Final = timedelta(days=90)
 _STATEMENT: Final = ("number", "at", "kind", "who", "why", "account", "user", "charge", "amount")
 _MOVES: Final = {"deposit": DepositRequest, "withdraw": WithdrawRequest}
+"""Request type of each kind of money form."""
 
 
 @get("/accounts/{name:str}", include_in_schema=False)
 async def account(visit: Visit, pages: Renderer, name: FromPath[str]) -> Response[Any]:
-    """All about an account, as far as its reader may know it."""
+    """Show an account, as far as the user may see it."""
     return await _page(visit, pages, name)
 
 
@@ -159,7 +172,7 @@ async def account(visit: Visit, pages: Renderer, name: FromPath[str]) -> Respons
 async def statement(
     request: Ask, visit: Visit, pages: Renderer, name: FromPath[str]
 ) -> Response[Any]:
-    """The lines of a statement: a part of them, or all of a time to be downloaded."""
+    """Show a page of a statement, or download the statement of a period."""
     _need_bank(visit)
     form = query.text(request, "form")
     asked = StatementRequest(
@@ -185,7 +198,7 @@ async def statement(
 
 @post("/accounts/{name:str}/limit", include_in_schema=False, status_code=303)
 async def limit(request: Ask, visit: Visit, pages: Renderer, name: FromPath[str]) -> Response[Any]:
-    """Set what a member may spend: by whoever looks after the account."""
+    """Set the limit of a member (coordinators and owners of the account)."""
     given = await request.form()
     user, text = str(given.get("user", "")).strip(), str(given.get("limit", "")).strip()
 
@@ -206,7 +219,7 @@ async def limit(request: Ask, visit: Visit, pages: Renderer, name: FromPath[str]
 
 @post("/accounts/{name:str}/money", include_in_schema=False, status_code=303)
 async def moved(request: Ask, visit: Visit, pages: Renderer, name: FromPath[str]) -> Response[Any]:
-    """Give an account money, or take it away: by operators."""
+    """Deposit to or withdraw from an account (operators)."""
     given = await request.form()
     kind = str(given.get("kind", ""))
     if kind not in _MOVES:
@@ -229,7 +242,7 @@ async def moved(request: Ask, visit: Visit, pages: Renderer, name: FromPath[str]
 
 
 async def _done(visit: Visit, pages: Renderer, name: str, do: Any) -> Response[Any]:
-    """Do something, and show the account; what was wrong stands above it."""
+    """Perform a change and show the account; an error appears above it."""
     _need_bank(visit)
     try:
         await do()
@@ -241,6 +254,7 @@ async def _done(visit: Visit, pages: Renderer, name: str, do: Any) -> Response[A
 
 
 async def _page(visit: Visit, pages: Renderer, name: str, error: str = "") -> Response[Any]:
+    """Return the page of an account, with an error message if given."""
     _need_bank(visit)
     balance: BalanceAnswer = await visit.ask("bank.balance", BalanceRequest(accounts=(name,)))
     if not balance.accounts:
@@ -286,11 +300,12 @@ async def _page(visit: Visit, pages: Renderer, name: str, error: str = "") -> Re
 
 
 def _coordinates(visit: Visit, account: str) -> bool:
+    """Return True if the user is a coordinator of the account."""
     return any(account in role.coordinates for role in visit.me.clusters)
 
 
 async def _shown(visit: Visit, line: AccountBalance) -> AccountPage:
-    """Its members and owners; of an account that nobody created there is nothing to be shown."""
+    """Return members and owners; empty for an account that nobody created in the bank."""
     if not line.known:
         return AccountPage()
     page: AccountPage = await visit.ask(
@@ -300,17 +315,17 @@ async def _shown(visit: Visit, line: AccountBalance) -> AccountPage:
 
 
 async def _holds(visit: Visit, account: str) -> HoldsAnswer | None:
-    """What is held; None where the gate does not say."""
+    """Return the account's SU holds, or None if the gate does not answer."""
     try:
         answer: HoldsAnswer = await visit.ask("bank.holds", HoldsRequest(account=account))
     except Unavailable:
-        # The page says that this is not known now; all else on it is.
+        # The page reports the holds as unknown and shows everything else.
         return None
     return msgspec.structs.replace(answer, holds=answer.holds[-_HOLDS:])
 
 
 def _since(allocations: Any, now: datetime) -> str:
-    """From when on the course is shown: from when what is drawn on now began."""
+    """Return the first day of the burn-down: the start of the active allocation."""
     begins = [one.begin for one in allocations if one.end is not None and one.active(now)]
     since = max(min(begins, default=now - _USUAL_BACK), now - _FARTHEST_BACK)
     since = min(since, now - timedelta(days=7))
@@ -318,11 +333,13 @@ def _since(allocations: Any, now: datetime) -> str:
 
 
 def _need_bank(visit: Visit) -> None:
+    """Fail if there is no bank."""
     if not visit.me.bank:
         raise NoSuchPage("there is no bank here")
 
 
 def _download(answer: StatementAnswer, name: str, form: str) -> Response[Any]:
+    """Return a statement as a CSV or JSON file."""
     plain = re.sub(r"[^A-Za-z0-9_-]", "", name) or "account"
     headers = {"Content-Disposition": f'attachment; filename="{plain}-statement.{form}"'}
     if form == "json":
@@ -342,15 +359,16 @@ ACCOUNT_ROUTES: Final = (account, statement, limit, moved)
 
 
 _DEEPEST: Final = 20
+"""Deepest level of the account tree shown."""
 
 
 class AccountRow(msgspec.Struct, frozen=True):
     """An account in the list.
 
     Attributes:
-        account: What it is.
-        balance: What it has.
-        depth: How many of those above it are in the list, too.
+        account: The account.
+        balance: Its balance.
+        depth: Number of its ancestors in the list.
     """
 
     account: Account
@@ -360,11 +378,11 @@ class AccountRow(msgspec.Struct, frozen=True):
 
 @get("/accounts", include_in_schema=False)
 async def accounts(visit: Visit, pages: Renderer) -> Response[Any]:
-    """All of them, below those that they belong to."""
+    """List all accounts, each below its parent."""
     if not visit.me.bank:
         return pages.page("no_bank.html", visit, here="/accounts")
     answer: BalanceAnswer = await visit.ask("bank.balance", BalanceRequest())
-    # Of what nobody created, and jobs were only charged to, there is nothing more to show.
+    # Accounts that nobody created, only charged by jobs, have no more to show.
     names = tuple(one.account for one in answer.accounts if one.known)
     shown = AccountPage(unit=answer.unit, decimals=answer.decimals, zone=answer.zone)
     if names:
@@ -379,7 +397,7 @@ async def accounts(visit: Visit, pages: Renderer) -> Response[Any]:
 
 
 def tree(accounts: Iterable[Account], balances: Iterable[AccountBalance]) -> Iterator[AccountRow]:
-    """The accounts in the order of a tree, each behind the one above it."""
+    """Yield the accounts in tree order, each after its parent."""
     by_name = {one.account: one for one in balances}
     known = {one.name: one for one in accounts}
     below: dict[str, list[Account]] = {}

@@ -1,4 +1,8 @@
-"""Two jobs side by side: what was asked, what became of it, and what changed in between."""
+"""Comparison page of two jobs: requests, results, script diff and changed environment variables.
+
+:func:`compare` gathers a :class:`Comparison` from the job pages, ``archive.diff`` and the two
+environments; :func:`choice_of` suggests the job to compare with. The handler is :func:`comparison`.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -24,18 +28,21 @@ from steward.web.pages.job import Either, address, address_of, checked, either, 
 from steward.web.rendering import Renderer
 
 _FAILED: Final = tuple(sorted(FINISHED - {"COMPLETED", "CANCELLED", "REVOKED"}))
+"""Final states of jobs that did not complete."""
 _LONGEST_DIFF: Final = 60_000
+"""Most characters of a diff shown."""
 _CHOICES: Final = 30
+"""Most jobs suggested for comparison."""
 
 
 class Compared(msgspec.Struct, frozen=True):
     """One fact of two jobs.
 
     Attributes:
-        name: What it is.
-        left: Of the first job.
-        right: Of the second.
-        is_result: Whether it came of the run, and was not asked for.
+        name: Name of the fact.
+        left: Value of the first job.
+        right: Value of the second job.
+        is_result: Whether it is a result of the run rather than a request.
     """
 
     name: str
@@ -45,12 +52,12 @@ class Compared(msgspec.Struct, frozen=True):
 
     @property
     def differs(self) -> bool:
-        """Whether it is not the same of both."""
+        """Return True if the two values differ."""
         return self.left != self.right
 
 
 class Variable(msgspec.Struct, frozen=True):
-    """A variable that is not the same in two environments; None where it is not set."""
+    """A variable that differs between two environments; None where it is unset."""
 
     name: str
     left: str | None
@@ -58,15 +65,15 @@ class Variable(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What changed between two jobs.
+    """Differences between two jobs.
 
     Attributes:
-        left: The earlier one.
-        right: The later one.
-        facts: What was asked for, and what came of it.
-        script: What changed in the script (DiffAnswer).
-        environments: Whether both environments are known, else why not.
-        variables: What changed between them.
+        left: The earlier job.
+        right: The later job.
+        facts: Requests and results.
+        script: Diff of the scripts (DiffAnswer).
+        environments: Whether both environments are available, else why not.
+        variables: Changed variables.
     """
 
     left: PageAnswer
@@ -78,9 +85,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def choice_of(visit: Visit, page: PageAnswer) -> tuple[list[str], str]:
-    """The jobs that one may be compared with, and the first choice; "" where there is none.
+    """Return jobs to compare with, and the default; "" if there is none.
 
-    Of a job that failed that is the last that worked, of one that worked the last that failed.
+    For a failed job the default is the last that completed, for a completed one the last that
+    failed.
     """
     wanted = _FAILED if page.record.state == "COMPLETED" else ("COMPLETED",)
     first, others = await asyncio.gather(
@@ -93,19 +101,19 @@ async def choice_of(visit: Visit, page: PageAnswer) -> tuple[list[str], str]:
 
 
 async def compare(visit: Visit, page: PageAnswer, other: str) -> Comparison:
-    """What changed between a job and another on its cluster.
+    """Return the differences between a job and another on its cluster.
 
     Args:
-        visit: Who looks.
-        page: The one.
-        other: The other's name.
+        visit: Request that the page is for.
+        page: The first job.
+        other: Id of the other job.
 
     Raises:
-        StewardError: There is no such other job, or it may not be seen.
+        StewardError: The other job is unknown, or the user may not see it.
     """
     request = PageRequest(job=other, cluster=page.cluster, tasks=0, nodes=0)
     second: PageAnswer = await visit.ask("accounting.job", request)
-    # What changed goes from the earlier to the later.
+    # Changes read from the earlier job to the later.
     left, right = sorted((page, second), key=_submitted)
     names = (address_of(left), address_of(right))
     diff = DiffRequest(left=names[0], right=names[1], cluster=page.cluster)
@@ -128,11 +136,11 @@ async def compare(visit: Visit, page: PageAnswer, other: str) -> Comparison:
 
 
 def diff_lines(answer: DiffAnswer) -> Markup:
-    """A unified diff, its lines marked as what they are."""
+    """Return a unified diff as HTML, with added and removed lines marked."""
     text = answer.diff.data.decode("utf-8", "backslashreplace")
     lines = safe_lines(text[:_LONGEST_DIFF]).split("\n")
     found = []
-    # The first two name the files.
+    # The first two lines name the files.
     for line in lines[2:]:
         if line.startswith("+"):
             found.append(Markup("<ins>{}</ins>").format(line))
@@ -149,11 +157,13 @@ def diff_lines(answer: DiffAnswer) -> Markup:
 
 
 def _submitted(page: PageAnswer) -> tuple[float, int]:
+    """Return the sort key of a job: submit time, then job id."""
     submit = page.record.submit
     return (submit.timestamp() if submit is not None else 0.0, page.job_id)
 
 
 def _facts(left: PageAnswer, right: PageAnswer) -> tuple[Compared, ...]:
+    """Compare the requests and results of two jobs; facts empty in both are omitted."""
     asked = [
         Compared(name, safe(_text(value(left))), safe(_text(value(right))))
         for name, value in _ASKED.items()
@@ -169,6 +179,7 @@ def _text(value: object) -> str:
 
 
 def _limit(page: PageAnswer) -> str:
+    """Format a job's time limit."""
     limit = page.record.time_limit_s
     return duration(limit) if limit else ""
 
@@ -190,10 +201,13 @@ _ASKED: Final[dict[str, Callable[[PageAnswer], object]]] = {
 
 
 def _line(page: PageAnswer) -> Line | None:
+    """Return the record of a job's last run, or None."""
     return page.runs[-1].line if page.runs else None
 
 
 def _time(value: Callable[[Line], int]) -> Callable[[PageAnswer], Markup | str]:
+    """Return a function that formats a time of a job's last run."""
+
     def shown(page: PageAnswer) -> Markup | str:
         line = _line(page)
         us = value(line) if line is not None else 0
@@ -203,6 +217,8 @@ def _time(value: Callable[[Line], int]) -> Callable[[PageAnswer], Markup | str]:
 
 
 def _run(value: Callable[[PageAnswer, Line], str]) -> Callable[[PageAnswer], Markup | str]:
+    """Return a function that formats a fact of a job's last run."""
+
     def shown(page: PageAnswer) -> str:
         line = _line(page)
         return value(page, line) if line is not None else ""
@@ -211,6 +227,8 @@ def _run(value: Callable[[PageAnswer, Line], str]) -> Callable[[PageAnswer], Mar
 
 
 def _share(name: str) -> Callable[[PageAnswer, Line], str]:
+    """Return a function that formats an efficiency of a job's last run."""
+
     def shown(page: PageAnswer, _: Line) -> str:
         share = getattr(page.runs[-1].efficiency, name)
         return "" if share is None else share_word(share)
@@ -219,6 +237,7 @@ def _share(name: str) -> Callable[[PageAnswer, Line], str]:
 
 
 def _peak(page: PageAnswer, _: Line) -> str:
+    """Format the peak memory of a job's last run."""
     used = page.runs[-1].efficiency.memory_used_bytes
     return "" if used is None else size(used)
 
@@ -242,7 +261,7 @@ _BECAME: Final[dict[str, Callable[[PageAnswer], Markup | str]]] = {
 
 
 def _variables(left: EnvAnswer, right: EnvAnswer) -> tuple[Variable, ...]:
-    """What is not the same; of what was redacted only whether it is set."""
+    """Return the changed variables; of redacted ones only whether they are set."""
     values = [{one.name: one for one in answer.variables} for answer in (left, right)]
     found = []
     for name in sorted(values[0].keys() | values[1].keys()):
@@ -270,7 +289,7 @@ Ask = Request[Any, Any, Any]
 async def comparison(
     request: Ask, visit: Visit, pages: Renderer, cluster: FromPath[str], job: FromPath[str]
 ) -> Response[Any]:
-    """A job beside another: one that was named, or the last of its name that went otherwise."""
+    """Compare a job with a named one, or with the last of its name that ended differently."""
     checked(job)
     page: PageAnswer = await visit.ask(
         "accounting.job", PageRequest(job=job, cluster=cluster, tasks=0, nodes=0)

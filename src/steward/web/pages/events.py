@@ -1,4 +1,8 @@
-"""What happened, and what happens: the events, newest first, and live."""
+"""Events page: past events with filters, newest first, and a live stream of new rows.
+
+The stream uses server-sent events; ``web/event_stream.py`` polls the daemon and limits the streams
+of each user.
+"""
 
 import asyncio
 import time
@@ -17,15 +21,17 @@ from steward.web.rendering import Renderer
 
 Ask = Request[Any, Any, Any]
 _LONGEST_S: Final = 1800.0
-"""After so long a browser has to come again, which it does by itself."""
+"""Longest duration of a stream, in seconds; the browser then reconnects."""
 _HEARTBEAT_S: Final = 15.0
+"""Silence after which a heartbeat is sent, in seconds."""
 _RETRY_MS: Final = 3000
+"""Time after which a browser reconnects, in milliseconds."""
 _LONGEST_ID: Final = 16
 
 
 @get("/events", include_in_schema=False)
 async def events(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
-    """What happened, newest first."""
+    """Show past events, newest first."""
     asked = _asked(request)
     answer: EventsAnswer = await visit.ask("history.events", asked)
     filters: dict[str, Any] = {
@@ -57,13 +63,13 @@ async def events(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
 
 @get("/events/stream", include_in_schema=False, middleware=[watched])
 async def stream(request: Ask, visit: Visit, pages: Renderer) -> ServerSentEvent:
-    """What happens, as it happens, as rows of the page's table."""
+    """Stream new events as rows of the page's table."""
     asked = _asked(request)
     seen = request.headers.get("last-event-id", "")
     is_number = seen.isascii() and seen.isdigit() and len(seen) <= _LONGEST_ID
     position = int(seen) if is_number else query.number(request, "after")
     STREAMS.take(request.scope, visit.me.uid)
-    # What is asked for wrongly is told before the stream begins.
+    # Ask once before the stream begins, so that an invalid filter gets an HTTP status.
     await visit.ask("history.events", asked)
     return ServerSentEvent(_happening(visit, pages, asked, position))
 
@@ -71,6 +77,7 @@ async def stream(request: Ask, visit: Visit, pages: Renderer) -> ServerSentEvent
 async def _happening(
     visit: Visit, pages: Renderer, asked: EventsRequest, position: int
 ) -> AsyncIterator[ServerSentEventMessage]:
+    """Yield new events as rows, and heartbeats, until the stream's time is over."""
     until = time.monotonic() + _LONGEST_S
     said_at = time.monotonic()
     yield ServerSentEventMessage(comment="here", retry=_RETRY_MS)
@@ -86,13 +93,14 @@ async def _happening(
             said_at = time.monotonic()
         elif time.monotonic() - said_at >= _HEARTBEAT_S:
             said_at = time.monotonic()
-            # The position, too, so that whoever comes again need not be told from far back.
+            # Send the position too, so that a client that reconnects need not start far back.
             yield ServerSentEventMessage(event="still", data="", id=found.position)
         position = found.position
         await asyncio.sleep(EVERY_S)
 
 
 def _asked(request: Ask) -> EventsRequest:
+    """Read the filters of the events page."""
     return EventsRequest(
         kinds=query.words(request, "kinds"),
         clusters=query.words(request, "clusters"),

@@ -1,4 +1,4 @@
-"""The first page, and what says that the process lives."""
+"""Home page: own jobs and balances, clusters, problems; and the health check ``/healthz``."""
 
 import asyncio
 import logging
@@ -22,12 +22,14 @@ from steward.web.settings import HEALTH, HEALTHY
 log = logging.getLogger(__name__)
 
 _JOBS: Final = 10
+"""Most jobs shown."""
 _ACCOUNTS: Final = 8
+"""Most accounts shown."""
 
 
 @get("/", include_in_schema=False)
 async def home(visit: Visit, pages: Renderer) -> Response[Any]:
-    """One's own jobs and money, the clusters, and for operators what is wrong."""
+    """Show the user's jobs and balances, the clusters, and problems for operators."""
     sees = [role.cluster for role in visit.me.clusters if role.sees_nodes]
     is_caretaker = bool(visit.me.clusters) and all(role.operator for role in visit.me.clusters)
     jobs: JobsAnswer | None
@@ -62,18 +64,19 @@ async def home(visit: Visit, pages: Renderer) -> Response[Any]:
 
 
 def _counted(answer: NodeCountsAnswer | None, cluster: str) -> list[Count]:
+    """Count the nodes of one cluster by state."""
     told = answer.counts if answer else ()
     return counted((one.state, one.nodes) for one in told if one.cluster == cluster)
 
 
 async def _asked(visit: Visit, name: str, request: Any, *, wanted: bool) -> Any:
-    """An answer; None where it cannot be had: that part of the page says so, others are shown."""
+    """Return a reply, or None on failure: that part of the page says so, others still appear."""
     if not wanted:
         return None
     try:
         return await visit.ask(name, request)
     except (NotKnown, DaemonAway, Crowded):
-        # Then there is no other part either.
+        # These errors affect every part of the page.
         raise
     except StewardError as error:
         log.warning("the first page of %s is without %s: %s", visit.user, name, error)
@@ -82,7 +85,7 @@ async def _asked(visit: Visit, name: str, request: Any, *, wanted: bool) -> Any:
 
 @get(HEALTH, include_in_schema=False, sync_to_thread=False, media_type="text/plain")
 def healthz() -> str:
-    """That this process answers; of the daemon it says nothing."""
+    """Report that this process answers; independent of the daemon."""
     return HEALTHY.decode()
 
 

@@ -1,4 +1,9 @@
-"""The page of a job: what it was, its script and environment, what it used and cost."""
+"""Job page: record, script, environment, resource use, cost, array summary and job control.
+
+:func:`facts_of` gathers :class:`Facts` from several actions at once; an action that fails leaves an
+:class:`Either` with the reason, and the rest of the page appears. The handlers also serve the
+script as a file and let owners and operators cancel, hold, release or requeue the job.
+"""
 
 import asyncio
 from typing import Any, Final
@@ -42,20 +47,25 @@ from steward.web.job_list import Shown
 from steward.web.rendering import Plot, Renderer, part
 
 TASKS: Final = 512
+"""Tasks of each step shown by default."""
 MOST_TASKS: Final = 20_000
+"""Most tasks of each step on request."""
 _NODES: Final = 64
+"""Most nodes requested for the page."""
 _PLOTTED: Final = 6
 """Steps whose tasks are plotted."""
 _OTHERS: Final = 8
+"""Other jobs of the same name shown."""
 _GLOB: Final = "*?["
+"""Characters that a name pattern interprets."""
 
 
 class Either(msgspec.Struct, frozen=True):
-    """An answer, or why there is none.
+    """A reply, or the reason why there is none.
 
     Attributes:
-        answer: The answer; None where there is none.
-        why: One line.
+        answer: The reply; None if there is none.
+        why: Reason in one line.
     """
 
     answer: Any = None
@@ -63,7 +73,7 @@ class Either(msgspec.Struct, frozen=True):
 
 
 async def either(visit: Visit, name: str, request: Any) -> Either:
-    """What the daemon answers, or why it does not: a page has other parts, too."""
+    """Return the daemon's reply or the reason for its failure, so that other parts still appear."""
     try:
         return Either(await visit.ask(name, request))
     except StewardError as error:
@@ -71,16 +81,16 @@ async def either(visit: Visit, name: str, request: Any) -> Either:
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """A job's page.
+    """Data of a job page.
 
     Attributes:
-        page: What is known of the job.
-        name: What addresses call it: without the tasks of an expression.
-        row: Of an array as a whole its row in lists; else None.
+        page: The job's record and runs.
+        name: Job id in addresses, without an array's task expression.
+        row: Row of the job list for a whole array, else None.
         script: Its script (ShowAnswer).
-        cost: What it was charged (ExplainAnswer).
-        events: What happened to its nodes (JobEventsAnswer).
-        others: Other jobs of that name and user, the latest first.
+        cost: Its charges (ExplainAnswer).
+        events: Events of its nodes (JobEventsAnswer).
+        others: Other jobs of the same name and user, latest first.
     """
 
     page: PageAnswer
@@ -93,7 +103,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def spans(self) -> dict[int, list[Span]]:
-        """The times of each run, by its restart count."""
+        """Return the time spans of each run, by restart count."""
         now_us = micros(self.page.now)
         return {
             run.line.restarts: [one for one in spans(run, now_us) if one.seconds > 0]
@@ -101,7 +111,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     def verbs(self, visit: Visit) -> tuple[str, ...]:
-        """What the visitor is offered to do to it; what may be done is decided elsewhere."""
+        """Return the job controls to offer; the operation itself decides on permission."""
         page, role = self.page, visit.role(self.page.cluster)
         record = page.record
         is_own = record.uid is not None and record.uid == visit.me.uid
@@ -112,7 +122,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
         if not states <= FINISHED:
             offered.append("cancel")
         if states & WAITING:
-            # Of an array some tasks may be held, and others not.
+            # Some tasks of an array may be held, and others not.
             offered += ["hold"] if self.row is not None or not is_held(record) else []
             offered += ["release"] if self.row is not None or is_held(record) else []
         if states & {"RUNNING", "SUSPENDED"} and record.batch is not False:
@@ -121,16 +131,16 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def facts_of(visit: Visit, cluster: str, job: str, *, tasks: int = TASKS) -> Facts:
-    """All that the page of a job shows.
+    """Gather the data of a job page.
 
     Args:
-        visit: Who looks.
+        visit: Request that the page is for.
         cluster: The job's cluster.
-        job: Its name.
-        tasks: How many tasks of each step are told.
+        job: The job's id.
+        tasks: Largest number of tasks of each step.
 
     Raises:
-        StewardError: There is no such job, or it may not be seen.
+        StewardError: The job is unknown, or the user may not see it.
     """
     is_whole = checked(job)
     page, script, events, row = await asyncio.gather(
@@ -143,7 +153,7 @@ async def facts_of(visit: Visit, cluster: str, job: str, *, tasks: int = TASKS) 
     )
     assert isinstance(page, PageAnswer)
     cost, others = await asyncio.gather(
-        # Of an array that is asked for later: its tasks may be thousands.
+        # For an array the cost is requested later: it may have thousands of tasks.
         cost_of(visit, cluster, job) if row is None else _no_answer(),
         others_of(visit, page, limit=_OTHERS, arrays=row is not None),
     )
@@ -159,10 +169,10 @@ async def facts_of(visit: Visit, cluster: str, job: str, *, tasks: int = TASKS) 
 
 
 def checked(job: str) -> bool:
-    """Whether a name from an address is a number alone, which may mean an array.
+    """Validate a job id; return True if it is a plain number, which may name an array.
 
     Raises:
-        NoSuchPage: It names no job.
+        NoSuchPage: The text is no job id.
     """
     try:
         return parse(job).is_whole
@@ -171,14 +181,14 @@ def checked(job: str) -> bool:
 
 
 def address_of(page: PageAnswer, row: JobRow | None = None) -> str:
-    """What a job is called in addresses."""
+    """Return a job's id as addresses write it."""
     if row is not None:
         return row.job
     return str(page.job_id) if "[" in page.job else page.job
 
 
 async def array_row(visit: Visit, cluster: str, job: str) -> JobRow | None:
-    """The row of the array that a number names; None where it is of something else."""
+    """Return the row of the array with this id, or None if it is no array."""
     request = JobsRequest(clusters=(cluster,), jobs=(job,), limit=1)
     answer: JobsAnswer = await visit.ask("accounting.jobs", request)
     return next((row for row in answer.jobs if row.tasks and row.job == job), None)
@@ -192,14 +202,14 @@ async def others_of(
     states: tuple[str, ...] = (),
     arrays: bool = False,
 ) -> tuple[JobRow, ...]:
-    """Other jobs of the same name and user, the latest first.
+    """Return other jobs of the same name and user, latest first.
 
     Args:
-        visit: Who looks.
-        page: The job's.
-        limit: How many at most.
-        states: Only those in one of these states.
-        arrays: Whether arrays are told as such, and not their tasks.
+        visit: Request that the page is for.
+        page: Page of the job.
+        limit: Largest number of jobs.
+        states: Only jobs in these states.
+        arrays: Whether an array is one row rather than its tasks.
     """
     record = page.record
     if not record.name or (record.uid is None and not record.user):
@@ -215,7 +225,7 @@ async def others_of(
     try:
         answer: JobsAnswer = await visit.ask("accounting.jobs", request)
     except StewardError:
-        # A name that cannot be looked for has no others.
+        # A name that no filter can express has no others.
         return ()
     own = record.array_job_id if arrays else 0
     found = [
@@ -227,12 +237,12 @@ async def others_of(
 
 
 def exactly(name: str) -> str:
-    """The pattern that means this name and no other."""
+    """Return a pattern that matches exactly this name."""
     return "".join(f"[{letter}]" if letter in _GLOB else letter for letter in name)
 
 
 def plots_of(steps: tuple[StepPart, ...]) -> list[tuple[StepPart, list[Plot]]]:
-    """CPU time and memory of each task, of the steps with several tasks."""
+    """Plot CPU time and memory by task, for steps with several tasks."""
     found: list[tuple[StepPart, list[Plot]]] = []
     for step in steps:
         tasks = sorted(step.tasks, key=lambda task: task.task)
@@ -267,19 +277,20 @@ def plots_of(steps: tuple[StepPart, ...]) -> list[tuple[StepPart, list[Plot]]]:
 
 
 def script_of(shown: ShowAnswer) -> str | None:
-    """A script as text; None where none is kept."""
+    """Return a script as text, or None if none is archived."""
     content = shown.content
     return None if content is None else content.data.decode("utf-8", "backslashreplace")
 
 
 async def cost_of(visit: Visit, cluster: str, job: str) -> Either:
-    """What a job was charged, where there is a bank."""
+    """Return the charges of a job, if there is a bank."""
     if not visit.me.bank:
         return Either()
     return await either(visit, "bank.explain", ExplainRequest(job=job, cluster=cluster))
 
 
 async def _events(visit: Visit, cluster: str, job: str) -> Either:
+    """Return the events of a job's nodes, if there is a sensor."""
     if not visit.me.sensor:
         return Either()
     return await either(visit, "history.job_events", JobEventsRequest(job=job, cluster=cluster))
@@ -290,6 +301,7 @@ async def _nothing() -> None:
 
 
 async def _no_answer() -> Either:
+    """Return an empty reply, in place of a request that is not needed."""
     return Either()
 
 
@@ -307,7 +319,7 @@ WORDS: Final[dict[str, Any]] = {
     "lasted": duration,
     "moment": moment,
 }
-"""What templates of jobs say things with."""
+"""Functions that the job templates use to describe values."""
 
 _DONE: Final = {
     "cancel": "Slurm was told to cancel it.",
@@ -315,15 +327,17 @@ _DONE: Final = {
     "release": "Slurm was told to release it.",
     "requeue": "Slurm was told to put it into the queue again.",
 }
+"""Confirmation of each job control."""
 _LONGEST_REASON: Final = 500
 _NOTABLE: Final = 20
+"""Number of notable rows, passed to the template."""
 
 
 @get("/jobs/{cluster:str}/{job:str}", include_in_schema=False)
 async def job_page(
     request: Ask, visit: Visit, pages: Renderer, cluster: FromPath[str], job: FromPath[str]
 ) -> Response[Any]:
-    """A job, or an array as a whole."""
+    """Show a job, or a whole array."""
     tasks = max(1, min(query.number(request, "tasks", TASKS), MOST_TASKS))
     facts = await facts_of(visit, cluster, job, tasks=tasks)
     shown: ShowAnswer | None = facts.script.answer
@@ -353,7 +367,7 @@ async def job_page(
 
 @get("/jobs/{cluster:str}/{job:str}/script", include_in_schema=False)
 async def script_file(visit: Visit, cluster: FromPath[str], job: FromPath[str]) -> Response[bytes]:
-    """The script, byte for byte."""
+    """Return the script, byte for byte."""
     checked(job)
     answer: ShowAnswer = await visit.ask("archive.show", ShowRequest(job=job, cluster=cluster))
     if answer.content is None:
@@ -372,7 +386,7 @@ async def script_file(visit: Visit, cluster: FromPath[str], job: FromPath[str]) 
 async def environment(
     visit: Visit, pages: Renderer, cluster: FromPath[str], job: FromPath[str]
 ) -> Response[Any]:
-    """The environment that it was submitted with, without secrets."""
+    """Show the environment at submission, with secrets redacted."""
     checked(job)
     answer: EnvAnswer = await visit.ask("archive.env", EnvRequest(job=job, cluster=cluster))
     variables = [
@@ -394,7 +408,7 @@ async def environment(
 async def array(
     visit: Visit, pages: Renderer, cluster: FromPath[str], job: FromPath[str]
 ) -> Response[Any]:
-    """An array, summed up."""
+    """Show the summary of an array."""
     checked(job)
     page: PageAnswer = await visit.ask(
         "accounting.job", PageRequest(job=job, cluster=cluster, array=True)
@@ -414,7 +428,7 @@ async def array(
 async def cost(
     visit: Visit, pages: Renderer, cluster: FromPath[str], job: FromPath[str]
 ) -> Response[Any]:
-    """What it was charged, line by line."""
+    """Show the charges, line by line."""
     checked(job)
     return pages.either(
         "job_cost.html",
@@ -435,7 +449,7 @@ async def act(
     job: FromPath[str],
     verb: FromPath[str],
 ) -> Response[Any]:
-    """Cancel, hold, release or requeue it; the daemon decides who may."""
+    """Cancel, hold, release or requeue the job; the daemon checks permission."""
     checked(job)
     if verb not in _DONE:
         raise NoSuchPage("there is no such page", verb)
@@ -466,7 +480,7 @@ async def act(
 
 
 def address(cluster: str, job: str) -> str:
-    """The address of a job's page, without the prefix."""
+    """Return the address of a job's page, without the prefix."""
     return f"/jobs/{part(cluster)}/{part(job)}"
 
 

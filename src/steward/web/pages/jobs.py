@@ -1,4 +1,7 @@
-"""Jobs: a list to look through, and scripts by what stands in them."""
+"""Jobs page: list of jobs with filters, counts by state, and search in scripts.
+
+``web/job_list.py`` defines the columns and parses the address.
+"""
 
 from typing import Any, Final
 
@@ -19,17 +22,17 @@ _STATES: Final = (
     *("PENDING", "RUNNING", "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED"),
     *("OUT_OF_MEMORY", "NODE_FAIL", "PREEMPTED", "SUSPENDED"),
 )
-"""What is offered; any other may be typed into the address."""
+"""States offered as filters; the address accepts any other."""
 
 
 @get("/jobs", include_in_schema=False)
 async def jobs(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
-    """The list, or, for a part of it, the rows that follow."""
+    """Show the job list; for htmx, only the next rows."""
     view = View.of(request)
     if view.text:
         return await _search(view, visit, pages)
-    # How far somebody has come is in the address, for when they come back; where the rows
-    # that follow begin is in the link to them alone.
+    # The address holds how many rows are loaded, for when the user returns; only the link to the
+    # next rows holds their cursor.
     come = _rows_before(request)
     answer: JobsAnswer = await visit.ask("accounting.jobs", view.listed())
     columns = view.shown(several_clusters=len(visit.me.clusters) > 1, bank=visit.me.bank)
@@ -63,13 +66,14 @@ async def jobs(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
 
 @get("/jobs/counts", include_in_schema=False)
 async def counts(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
-    """How many jobs of a view are in each state."""
+    """Show the number of jobs of a view in each state."""
     view = View.of(request)
     answer: JobStatesAnswer = await visit.ask("accounting.job_states", view.counted())
     return pages.either("job_counts.html", visit, here="/jobs", view=view, answer=answer)
 
 
 async def _search(view: View, visit: Visit, pages: Renderer) -> Response[Any]:
+    """Return the page of search hits."""
     answer: SearchAnswer = await visit.ask("archive.search", view.searched())
     return pages.either(
         "job_hits.html",
@@ -87,7 +91,7 @@ async def _search(view: View, visit: Visit, pages: Renderer) -> Response[Any]:
 
 
 async def _shown(visit: Visit, answer: JobsAnswer, columns: tuple[Column, ...]) -> Shown:
-    """What cells need beside their rows; what jobs cost only where that is shown."""
+    """Return the data that cells need; fetch charges only if a column shows them."""
     zones = {role.cluster: role.zone for role in visit.me.clusters}
     wanted = tuple(
         ChargedJob(cluster=row.cluster, job_id=row.job_id, first_submit=row.submit)
@@ -102,17 +106,19 @@ async def _shown(visit: Visit, answer: JobsAnswer, columns: tuple[Column, ...]) 
 
 
 def _usual(visit: Visit) -> list[str]:
-    """The columns that who chooses none is shown, in their order."""
+    """Return the keys of the default columns, in display order."""
     several = len(visit.me.clusters) > 1
     return [one.key for one in View().shown(several_clusters=several, bank=visit.me.bank)]
 
 
 def _rows_before(request: Ask) -> int:
+    """Read how many rows precede the requested ones; 0 if absent or invalid."""
     given = str(request.query_params.get("before", ""))
     return int(given) if given.isascii() and given.isdigit() and len(given) < 6 else 0
 
 
 def _offered(view: View) -> list[str]:
+    """Return the states offered as filters, including those of the view."""
     others = [one for one in view.states if one.upper() not in _STATES]
     known = [one for one in others if SHORT.get(one.upper(), one.upper()) in NAMES]
     return [*_STATES, *known]

@@ -1,4 +1,4 @@
-"""Logging in by a link, and out."""
+"""Login pages: log in with the link of ``steward login``, and log out."""
 
 from typing import Any, Final
 
@@ -21,18 +21,18 @@ from steward.web.settings import WebSettings
 
 Ask = Request[Any, Any, Any]
 _LARGEST: Final = 4 << 10
-"""Of a form that anybody may send, in bytes."""
+"""Largest size of the login form, which needs no session, in bytes."""
 
 
 @get("/login", include_in_schema=False, sync_to_thread=False)
 def how_to(pages: Renderer) -> Response[Any]:
-    """Say how to log in."""
+    """Explain how to log in."""
     return pages.page("login_needed.html", text="You log in by a link.")
 
 
 @get("/login/{secret:str}", include_in_schema=False)
 async def login(request: Ask, pages: Renderer, secret: FromPath[str]) -> Response[Any]:
-    """Ask whether somebody is who a link is for: programs that look at links take none."""
+    """Ask the user to confirm a login link, so that link scanners do not consume it."""
     desk: Desk = request.app.state.desk
     answer: PeekAnswer = await desk.ask("credentials.peek", PeekRequest(secret=secret))
     return pages.page("login.html", user=answer.user, secret=secret)
@@ -40,8 +40,8 @@ async def login(request: Ask, pages: Renderer, secret: FromPath[str]) -> Respons
 
 @post("/login", include_in_schema=False, status_code=303, request_max_body_size=_LARGEST)
 async def log_in(request: Ask, pages: Renderer) -> Response[Any]:
-    """Take a link, once, for a session."""
-    # There is no session yet that a token could prove; a page of another site is turned away.
+    """Exchange a login link, once, for a session."""
+    # No session exists yet to check a CSRF token against; reject other sites by the header.
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise Forged("this request comes from a page of another site")
     desk: Desk = request.app.state.desk
@@ -66,6 +66,7 @@ async def log_out(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
 
 
 def _cookie(web: WebSettings, pages: Renderer, value: str, max_age_s: int) -> Cookie:
+    """Return the session cookie: HttpOnly, SameSite=Lax, below the path prefix."""
     return Cookie(
         key=web.cookie,
         value=value,

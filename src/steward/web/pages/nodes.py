@@ -1,4 +1,9 @@
-"""A node: how it is and was, what runs and ran there, and what operators do about it."""
+"""Cluster and node pages: node map, node history, and node operations (drain, resume, reserve).
+
+``VERBS`` lists the operations offered to operators and administrators; :func:`run_request` turns a
+form into an operation, first as a dry run, and :func:`lines_of` shows its result. The handlers show
+the cluster now or at a past time, one node, and the change form.
+"""
 
 import asyncio
 import secrets
@@ -35,19 +40,20 @@ from steward.web.node_map import KnownNodes, counts, node_map, said
 from steward.web.rendering import Renderer
 
 Needs = Literal["operator", "administrator"]
+"""Role that a page offers an operation to."""
 
 
 class Verb(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that can be done to nodes.
+    """An operation on nodes that a page offers.
 
     Attributes:
-        name: What it is called in addresses and on buttons.
-        says: What it means.
-        operation: The operation that does it.
-        needs: Who may; what is decided is decided by the operation.
-        fields: What has to be filled in, by the operation's names.
-        is_grave: Whether jobs are lost by it.
-        overrides: Whether it can override what others said of the nodes.
+        name: Name in addresses and on buttons.
+        says: Explanation for people.
+        operation: Name of the automation operation.
+        needs: Role that is offered it; the operation itself checks permission.
+        fields: Form fields, by the operation's parameter names.
+        is_grave: Whether jobs may be lost.
+        overrides: Whether it can override what others set on the nodes.
     """
 
     name: str
@@ -98,14 +104,16 @@ VERBS: Final[dict[str, Verb]] = {
         ),
     )
 }
-"""By name."""
+"""Operations by name."""
 
 _PROPS: Final = ("start_time", "duration", "users", "flags")
+"""Optional fields of a reservation, sent as ``props``."""
 _LONGEST: Final = 2000
+"""Most characters of a field."""
 
 
 def verbs_of(role: ClusterRole) -> tuple[Verb, ...]:
-    """What somebody is offered on a cluster."""
+    """Return the operations offered to a role on a cluster."""
     return tuple(
         verb
         for verb in VERBS.values()
@@ -114,16 +122,16 @@ def verbs_of(role: ClusterRole) -> tuple[Verb, ...]:
 
 
 def run_request(verb: Verb, cluster: str, given: Mapping[str, str], *, dry_run: bool) -> RunRequest:
-    """What is to be done.
+    """Build the request of an operation from a form.
 
     Args:
-        verb: What.
-        cluster: Where.
-        given: The form's fields.
-        dry_run: Whether it is only to be said what would be done.
+        verb: The operation.
+        cluster: The cluster.
+        given: Values of the form's fields.
+        dry_run: Whether only to report what would change.
 
     Raises:
-        UsageError: Something is missing, or too long.
+        UsageError: A field is missing or too long.
     """
     values = {name: given.get(name, "").strip() for name in ("nodes", *verb.fields)}
     for name, value in values.items():
@@ -145,19 +153,20 @@ def run_request(verb: Verb, cluster: str, given: Mapping[str, str], *, dry_run: 
 
 
 def _called(name: str) -> str:
+    """Describe a form field in an error message."""
     return {"nodes": "the list of nodes", "reservation_name": "the reservation's name"}.get(
         name, f"the {name.replace('_', ' ')}"
     )
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """What was, or would be, done to one node or reservation.
+    """Result of an operation, or of its dry run, on one node or reservation.
 
     Attributes:
-        name: Its name.
+        name: Node or reservation name.
         changes: Whether it was, or would be, changed.
-        says: What more there is to say, in words.
-        error: What went wrong; "" for nothing.
+        says: Details in words.
+        error: Error message; "" if none.
     """
 
     name: str
@@ -167,7 +176,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lines_of(result: Any) -> list[Line]:
-    """An operation's result, line by line."""
+    """Return an operation's result, line by line."""
     if not isinstance(result, dict):
         return []
     if "reservation_name" in result:
@@ -176,6 +185,7 @@ def lines_of(result: Any) -> list[Line]:
 
 
 def _line(name: str, one: Mapping[str, Any]) -> Line:
+    """Describe the result of an operation on one node or reservation."""
     told = {
         key: value
         for key, value in one.items()
@@ -199,13 +209,14 @@ def _line(name: str, one: Mapping[str, Any]) -> Line:
 
 Ask = Request[Any, Any, Any]
 _AT_ONCE: Final = 30
+"""Nodes listed on a page."""
 
 
 @get("/cluster", include_in_schema=False)
 async def first(
     request: Ask, visit: Visit, pages: Renderer, known_nodes: KnownNodes
 ) -> Response[Any]:
-    """The cluster, or the first of several."""
+    """Show the cluster, or the first of several."""
     if not visit.me.clusters:
         raise NoSuchPage("there is no cluster here")
     return await _page(request, visit, pages, known_nodes, visit.me.clusters[0])
@@ -215,15 +226,15 @@ async def first(
 async def named(
     request: Ask, visit: Visit, pages: Renderer, known_nodes: KnownNodes, name: FromPath[str]
 ) -> Response[Any]:
-    """One of several."""
+    """Show a cluster by name."""
     return await _page(request, visit, pages, known_nodes, role_on(visit, name))
 
 
 def role_on(visit: Visit, cluster: str) -> ClusterRole:
-    """What the visitor is on a cluster.
+    """Return the user's role on a cluster.
 
     Raises:
-        NoSuchPage: There is no such cluster.
+        NoSuchPage: The cluster is unknown.
     """
     role = visit.role(cluster)
     if role is None:
@@ -234,6 +245,7 @@ def role_on(visit: Visit, cluster: str) -> ClusterRole:
 async def _page(
     request: Ask, visit: Visit, pages: Renderer, known_nodes: KnownNodes, role: ClusterRole
 ) -> Response[Any]:
+    """Return the page of a cluster, now or at a past time."""
     at, word = query.text(request, "at"), query.text(request, "state")
     partition, offset = query.text(request, "partition"), query.number(request, "offset")
     by = "partition" if query.text(request, "by") == "partition" else "name"
@@ -278,18 +290,19 @@ async def _page(
 
 
 async def _then(visit: Visit, role: ClusterRole, at: str) -> NodesAnswer:
-    """How its nodes were at a time."""
+    """Return the nodes as they were at a past time."""
     request = NodesRequest(cluster=role.cluster, at=at, zone=role.zone)
     answer: NodesAnswer = await visit.ask("history.nodes", request)
     return answer
 
 
 def _needs_a_look(node: NodeThen) -> bool:
+    """Return True if a node has a reason or is in a bad state."""
     return bool(node.reason) or said(node.state).tone == "bad"
 
 
 def _partitions(nodes: NodesAnswer, told: PartitionsAnswer) -> list[dict[str, Any]]:
-    """The partitions with their nodes by state, also those whose own state nobody tells."""
+    """Return partitions with their nodes by state, even those without a known state."""
     states = {one.partition: one for one in told.partitions}
     members: dict[str, list[NodeThen]] = {name: [] for name in states}
     for node in nodes.nodes:
@@ -314,15 +327,18 @@ CLUSTER_ROUTES: Final = (first, named)
 
 
 _EVENTS: Final = 20
+"""Events shown of a node."""
 _SPANS: Final = 50
+"""State changes shown of a node."""
 _JOBS: Final = 200
+"""Jobs shown of a node."""
 
 
 @get("/nodes/{cluster:str}/{node:str}", include_in_schema=False)
 async def node_page(
     request: Ask, visit: Visit, pages: Renderer, cluster: FromPath[str], node: FromPath[str]
 ) -> Response[Any]:
-    """One node."""
+    """Show one node: state, history, jobs and events."""
     role = role_on(visit, cluster)
     if not role.sees_nodes:
         return pages.page("cluster_hidden.html", visit, here="/cluster", role=role)
@@ -366,7 +382,7 @@ ROUTES: Final = (node_page,)
 async def form(
     request: Ask, visit: Visit, pages: Renderer, cluster: FromPath[str]
 ) -> Response[Any]:
-    """What is to be filled in."""
+    """Show the form of an operation."""
     role_on(visit, cluster)
     verb = _verb(query.text(request, "verb"))
     given = {"nodes": query.text(request, "nodes")}
@@ -377,7 +393,7 @@ async def form(
 async def change(
     request: Ask, visit: Visit, pages: Renderer, cluster: FromPath[str]
 ) -> Response[Any]:
-    """Say what would be done, and when that was confirmed do it."""
+    """Show a dry run of an operation, and perform it once confirmed."""
     role_on(visit, cluster)
     given = {name: str(value) for name, value in (await request.form()).multi_items()}
     verb = _verb(given.get("verb", ""))
@@ -393,7 +409,7 @@ async def change(
     except Unavailable:
         raise
     except StewardError as error:
-        # What was filled in is not lost: it is mended where it was wrong.
+        # Keep the form's values, so that the user corrects them in place.
         return _form(visit, pages, cluster, verb, given, str(error))
     if answer.id:
         return pages.redirect(f"/actions/{answer.id}", visit)
@@ -406,7 +422,7 @@ async def change(
         given=_kept(verb, given),
         answer=answer,
         lines=lines_of(answer.result),
-        # However often that button is clicked, it is done once.
+        # The idempotency key makes repeated clicks run the operation once.
         key=secrets.token_urlsafe(16),
     )
 
@@ -419,6 +435,7 @@ def _form(
     given: Mapping[str, str],
     error: str = "",
 ) -> Response[Any]:
+    """Return the form of an operation, with an error message if given."""
     return pages.page(
         "change.html",
         visit,
@@ -432,12 +449,13 @@ def _form(
 
 
 def _kept(verb: Verb, given: Mapping[str, str]) -> dict[str, str]:
-    """What the confirmation hands on."""
+    """Return the form values that the confirmation passes on."""
     names = ("nodes", *verb.fields, *(("force",) if verb.overrides else ()))
     return {name: given[name] for name in names if given.get(name)}
 
 
 def _verb(name: str) -> Verb:
+    """Return an operation by name, or fail."""
     if name not in VERBS:
         raise NoSuchPage(f"nodes can be had {', '.join(VERBS)}, not {name[:60]!r}")
     return VERBS[name]

@@ -1,4 +1,8 @@
-"""Reports: what a cluster did, who used it, how long jobs waited, what was wasted."""
+"""Report pages: usage, capacity, wait times and waste, as tables, plots, CSV or JSON.
+
+``KINDS`` defines the reports: the action's request, the columns and the plotted value. The handlers
+show the list, the form of a report, and its table, loaded separately because it may take a while.
+"""
 
 import csv
 import io
@@ -33,15 +37,15 @@ _HOUR_S: Final = 3600
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A column.
+    """A column of a report.
 
     Attributes:
-        title: Its heading.
-        text: What stands in it.
-        plain: The same for programs.
-        is_number: Whether it is one.
-        link: What of a row it leads to: ``users``, ``accounts``, ``partitions``; "" for nothing.
-        is_odd: Whether it is left out where nothing stands in it.
+        title: Heading.
+        text: Formats a row for people.
+        plain: Formats a row for programs.
+        is_number: Whether it holds numbers.
+        link: Page that a cell links to: ``users``, ``accounts``, ``partitions``; "" for none.
+        is_odd: Whether to omit it if it is empty in every row.
     """
 
     title: str
@@ -53,16 +57,16 @@ class Column(msgspec.Struct, frozen=True):
 
 
 class Kind(msgspec.Struct, frozen=True, kw_only=True):
-    """A report.
+    """Definition of a report.
 
     Attributes:
-        name: In its address.
-        title: For people.
-        says: What it tells.
-        request: What its action is asked.
-        columns: Of its table.
-        plot: Attribute of a row that is drawn by period, or by row where there is one period.
-        of_jobs: Whether it can be of some accounts, users and partitions alone.
+        name: Name in its address.
+        title: Title for people.
+        says: Explanation.
+        request: Request type of its action.
+        columns: Columns of its table.
+        plot: Row attribute that is plotted by period, or by row if there is one period.
+        of_jobs: Whether it can be filtered by account, user and partition.
     """
 
     name: str
@@ -75,6 +79,8 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _word(title: str, name: str, link: str = "") -> Column:
+    """Define a column of text, optionally with links."""
+
     def text(row: Any) -> str:
         return str(getattr(row, name))
 
@@ -82,6 +88,8 @@ def _word(title: str, name: str, link: str = "") -> Column:
 
 
 def _count(title: str, name: str) -> Column:
+    """Define a column of numbers."""
+
     def plain(row: Any) -> str:
         return str(getattr(row, name))
 
@@ -89,6 +97,8 @@ def _count(title: str, name: str) -> Column:
 
 
 def _hours(title: str, name: str, *, is_odd: bool = False) -> Column:
+    """Define a column of resource time, converted from seconds to hours."""
+
     def text(row: Any) -> str:
         seconds = getattr(row, name)
         return number(None if seconds is None else seconds / _HOUR_S, 1)
@@ -101,6 +111,8 @@ def _hours(title: str, name: str, *, is_odd: bool = False) -> Column:
 
 
 def _share(title: str, part: str, whole: str) -> Column:
+    """Define a column of percentages: one attribute over another."""
+
     def plain(row: Any) -> str:
         of, all_of = getattr(row, part), getattr(row, whole)
         return f"{of / all_of:.4f}" if of is not None and all_of else ""
@@ -109,6 +121,8 @@ def _share(title: str, part: str, whole: str) -> Column:
 
 
 def _wait(title: str, name: str) -> Column:
+    """Define a column of wait times."""
+
     def plain(row: Any) -> str:
         found = getattr(row, name)
         return "" if found is None else str(found)
@@ -117,6 +131,8 @@ def _wait(title: str, name: str) -> Column:
 
 
 def _user() -> Column:
+    """Define the column of the user name, or the uid."""
+
     def text(row: Any) -> str:
         return row.user or ("" if row.uid is None else str(row.uid))
 
@@ -124,6 +140,8 @@ def _user() -> Column:
 
 
 def _size() -> Column:
+    """Define the column of a range of CPU counts."""
+
     def text(row: Any) -> str:
         return f"{row.least_cpus}-{row.most_cpus or ''}" if row.least_cpus else ""
 
@@ -237,11 +255,11 @@ KINDS: Final[dict[str, Kind]] = {
         ),
     )
 }
-"""By name, in the order in which they are offered."""
+"""Reports by name, in display order."""
 
 
 def shown_columns(kind: Kind, rows: Sequence[Any]) -> list[Column]:
-    """The columns of a table, without those in which nothing would stand."""
+    """Return the columns of a table without the empty optional ones."""
     nothing = ("", "0.0", number(None))
     return [
         column
@@ -252,26 +270,28 @@ def shown_columns(kind: Kind, rows: Sequence[Any]) -> list[Column]:
 
 Ask = Request[Any, Any, Any]
 _MOST_ROWS: Final = 500
+"""Most rows shown of a report."""
 _MOST_BARS: Final = 40
+"""Most bars of a plot."""
 _BY: Final = ("", "day", "week", "month")
 
 
 @get("/reports", include_in_schema=False)
 async def reports(visit: Visit, pages: Renderer) -> Response[Any]:
-    """The reports that there are."""
+    """List the reports."""
     return pages.page("reports.html", visit, here="/reports", kinds=KINDS)
 
 
 @get("/reports/{name:str}", include_in_schema=False)
 async def report(request: Ask, visit: Visit, pages: Renderer, name: FromPath[str]) -> Response[Any]:
-    """One of them: what it is asked; its table follows, since that may take a while."""
+    """Show a report's form; its table loads separately, since it may take a while."""
     kind = _kind(name)
     return pages.page("report.html", visit, **_asked(request, kind))
 
 
 @get("/reports/{name:str}/table", include_in_schema=False)
 async def table(request: Ask, visit: Visit, pages: Renderer, name: FromPath[str]) -> Response[Any]:
-    """Its table and its plot, or the same to be downloaded."""
+    """Return a report's table and plot, or a download of it."""
     kind = _kind(name)
     asked = _asked(request, kind)
     answer: ReportAnswer = await visit.ask(f"reports.{name}", _wanted(asked, kind))
@@ -294,12 +314,14 @@ async def table(request: Ask, visit: Visit, pages: Renderer, name: FromPath[str]
 
 
 def _kind(name: str) -> Kind:
+    """Return a report by name, or fail."""
     if name not in KINDS:
         raise NoSuchPage(f"there is no report {name[:60]!r}, but {', '.join(KINDS)}")
     return KINDS[name]
 
 
 def _asked(request: Ask, kind: Kind) -> dict[str, Any]:
+    """Read the form of a report, with defaults."""
     by = query.text(request, "by")
     since = query.text(request, "since") or "now-30days"
     fields = {
@@ -314,17 +336,18 @@ def _asked(request: Ask, kind: Kind) -> dict[str, Any]:
 
 
 def _wanted(asked: dict[str, Any], kind: Kind) -> Any:
+    """Build the request of a report."""
     fields = asked["asked"]
     return kind.request(**{**fields, "by": cast("By", fields["by"])})
 
 
 def _plot(kind: Kind, answer: ReportAnswer, rows: Sequence[Row]) -> Plot | None:
-    """The sums of periods over time; None where there is but one."""
+    """Plot the totals of periods over time; None if there is only one period."""
     if len(answer.periods) < 2:
         return None
     sums = [0.0] * len(answer.periods)
     for row in rows:
-        # An account's sum stands before its users'.
+        # An account's total row precedes its users' rows: count only the total.
         if getattr(row, "uid", None) is not None and kind.name == "accounts":
             continue
         sums[row.period] += getattr(row, kind.plot) or 0
@@ -343,6 +366,7 @@ def _plot(kind: Kind, answer: ReportAnswer, rows: Sequence[Row]) -> Plot | None:
 def _download(
     answer: ReportAnswer, kind: Kind, columns: Sequence[Column], form: str
 ) -> Response[Any]:
+    """Return a report as a CSV or JSON file."""
     headers = {"Content-Disposition": f'attachment; filename="report-{kind.name}.{form}"'}
     if form == "json":
         return Response(msgspec.json.encode(answer), media_type="application/json", headers=headers)

@@ -1,4 +1,4 @@
-"""Rules, and what they and people have had done."""
+"""Rules and audit pages: automation rules with their executions, and the log of actions."""
 
 import asyncio
 from typing import Any, Final
@@ -26,11 +26,12 @@ from steward.web.rendering import Renderer
 
 Ask = Request[Any, Any, Any]
 _AT_ONCE: Final = 50
+"""Rows of a page."""
 
 
 @get("/rules", include_in_schema=False)
 async def rules(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
-    """The rules, and what they did."""
+    """Show the rules and their executions."""
     filters: dict[str, Any] = {
         "rule": query.text(request, "rule"),
         "cluster": query.text(request, "cluster"),
@@ -58,6 +59,7 @@ async def rules(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
 
 
 def _executions(history: HistoryAnswer, filters: dict[str, str], visit: Visit) -> dict[str, Any]:
+    """Return the template context of a list of executions."""
     shown = history.executions[:_AT_ONCE]
     return {
         "executions": shown,
@@ -69,7 +71,7 @@ def _executions(history: HistoryAnswer, filters: dict[str, str], visit: Visit) -
 
 @get("/rules/executions/{number:int}", include_in_schema=False)
 async def execution(visit: Visit, pages: Renderer, number: FromPath[int]) -> Response[Any]:
-    """What one rule did once."""
+    """Show one execution of a rule."""
     wanted = HistoryRequest(id=number, limit=1)
     answer: HistoryAnswer | None = None
     if number > 0:
@@ -81,7 +83,7 @@ async def execution(visit: Visit, pages: Renderer, number: FromPath[int]) -> Res
 
 @post("/rules/switch", include_in_schema=False, status_code=303)
 async def switch(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
-    """Switch a rule on or off."""
+    """Enable or disable a rule."""
     given = await request.form()
     rule, to = str(given.get("rule", "")), str(given.get("to", ""))
     if to not in ("on", "off"):
@@ -93,7 +95,7 @@ async def switch(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
 
 @get("/actions", include_in_schema=False)
 async def audit(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
-    """What was done, and by whom; others than operators see what they did themselves."""
+    """Show the audit log; users other than operators see only their own actions."""
     filters: dict[str, Any] = {
         "action": query.text(request, "action"),
         "cluster": query.text(request, "cluster"),
@@ -119,7 +121,7 @@ async def audit(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
 
 @get("/actions/{number:int}", include_in_schema=False)
 async def action(visit: Visit, pages: Renderer, number: FromPath[int]) -> Response[Any]:
-    """What became of one action."""
+    """Show one action of the audit log."""
     answer: AuditAnswer | None = None
     if number > 0:
         answer = await visit.ask("automation.audit", AuditRequest(id=number))
@@ -129,7 +131,7 @@ async def action(visit: Visit, pages: Renderer, number: FromPath[int]) -> Respon
 
 
 def _done(visit: Visit, pages: Renderer, template: str, one: Execution | AuditRow) -> Response[Any]:
-    """The page of something that was done: with what, and what came of it."""
+    """Return the page of an action or execution: parameters and result."""
     role = visit.role(one.cluster)
     return pages.page(
         template,

@@ -1,4 +1,7 @@
-"""What is wrong with Steward itself, in lines: for the first page and for its own."""
+"""Status pages: problems, gaps, health checks, dead letters to replay; and Prometheus metrics.
+
+:func:`troubles` lists the problems of Steward itself, for this page and the home page.
+"""
 
 from collections.abc import Iterator
 from typing import Any, Final, Literal
@@ -22,16 +25,18 @@ from steward.web.rendering import Renderer
 from steward.web.settings import WebSettings
 
 _LATE_S: Final = 600.0
+"""Lag beyond which a consumer is a problem, in seconds."""
 _TIGHT: Final = 0.05
+"""Share of free disk space below which a warning appears."""
 
 
 class Trouble(msgspec.Struct, frozen=True):
-    """Something wrong.
+    """A problem of Steward itself.
 
     Attributes:
-        rank: ``wrong``: something is not done, or lost; ``warning``: it costs something.
-        what: What it is about.
-        says: What is the matter.
+        rank: ``wrong``: work is not done, or lost; ``warning``: it has a cost.
+        what: Component concerned.
+        says: Description.
     """
 
     rank: Literal["wrong", "warning"]
@@ -40,11 +45,12 @@ class Trouble(msgspec.Struct, frozen=True):
 
 
 def troubles(answer: StatusShowAnswer) -> list[Trouble]:
-    """What is wrong, the worst first."""
+    """Return the problems, worst first."""
     return sorted(_troubles(answer), key=lambda one: one.rank != "wrong")
 
 
 def _troubles(answer: StatusShowAnswer) -> Iterator[Trouble]:
+    """Yield the problems in a status reply."""
     if not answer.running:
         yield Trouble("wrong", "daemon", "it does not run")
     for part in answer.parts:
@@ -72,6 +78,7 @@ def _troubles(answer: StatusShowAnswer) -> Iterator[Trouble]:
 
 
 def _behind(answer: StatusShowAnswer) -> Iterator[Trouble]:
+    """Yield the problems of consumers, except sinks."""
     sinks = {f"archive.{one.name}" for one in answer.sinks}
     for consumer in answer.consumers:
         if consumer.name in sinks:
@@ -93,13 +100,14 @@ def _behind(answer: StatusShowAnswer) -> Iterator[Trouble]:
 
 Ask = Request[Any, Any, Any]
 _MOST_LETTERS: Final = 200
+"""Most dead letters shown."""
 _PASSED_ON: Final = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
-"""Headers that a proxy puts on what it passes on."""
+"""Headers that a proxy adds to requests it forwards."""
 
 
 @get("/status", include_in_schema=False)
 async def status(visit: Visit, pages: Renderer) -> Response[Any]:
-    """How Steward itself stands."""
+    """Show the status of Steward."""
     answer: StatusShowAnswer = await visit.ask("status.show", StatusShowRequest(gaps=False))
     letters = DeadAnswer(letters=())
     if answer.dead_letters:
@@ -119,7 +127,7 @@ async def status(visit: Visit, pages: Renderer) -> Response[Any]:
 
 @get("/status/gaps", include_in_schema=False)
 async def gaps(visit: Visit, pages: Renderer) -> Response[Any]:
-    """What is missing in the books, which takes a while to find out."""
+    """Show the known gaps in the records, which take a while to compute."""
     answer: StatusShowAnswer = await visit.ask("status.show", StatusShowRequest(gaps=True))
     return pages.either(
         "gaps.html",
@@ -133,7 +141,7 @@ async def gaps(visit: Visit, pages: Renderer) -> Response[Any]:
 
 @get("/status/doctor", include_in_schema=False)
 async def doctor(visit: Visit, pages: Renderer) -> Response[Any]:
-    """What the doctor finds, which takes some seconds."""
+    """Run the health checks, which take some seconds."""
     answer: DoctorAnswer = await visit.ask("doctor.run", DoctorRequest())
     return pages.either(
         "doctor.html",
@@ -146,7 +154,7 @@ async def doctor(visit: Visit, pages: Renderer) -> Response[Any]:
 
 @post("/status/replay", include_in_schema=False, status_code=303)
 async def replay(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
-    """Have what was set aside tried again."""
+    """Retry dead letters."""
     given = await request.form()
     consumer, number = str(given.get("consumer", "")), str(given.get("id", ""))
     if not consumer or (number and not (number.isascii() and number.isdigit())):
@@ -159,7 +167,7 @@ async def replay(request: Ask, visit: Visit, pages: Renderer) -> Response[Any]:
 
 @get("/metrics", include_in_schema=False)
 async def metrics(request: Ask) -> Response[str]:
-    """Figures for Prometheus: with an operator's token all, else for certain addresses.
+    """Return Prometheus metrics: all with an operator's token, else a part for some addresses.
 
     Without a token they show nothing about users or accounts.
     """
@@ -168,7 +176,7 @@ async def metrics(request: Ask) -> Response[str]:
     doorkeeper: Doorkeeper = request.app.state.doorkeeper
     token = doorkeeper.token(request)
     peer = request.client.host if request.client else ""
-    # A proxy's address says nothing of whom it asks for.
+    # Behind a proxy the peer address does not identify the client.
     is_passed_on = any(name in request.headers for name in (*_PASSED_ON, web.proxy_header) if name)
     if not token and (peer not in web.metrics_from or is_passed_on):
         raise Refused(

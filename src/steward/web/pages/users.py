@@ -1,4 +1,4 @@
-"""A user: their accounts, jobs and efficiency; and for themselves their tokens and sessions."""
+"""User page: accounts, jobs, usage and efficiency; for oneself also API tokens and sessions."""
 
 import asyncio
 from datetime import datetime
@@ -30,19 +30,20 @@ from steward.web.rendering import Plot, Renderer, part
 
 Ask = Request[Any, Any, Any]
 _JOBS: Final = 10
+"""Most jobs shown."""
 _DAY_S: Final = 86400.0
 _LONGEST_NAME: Final = 64
 
 
 @get("/users/{name:str}", include_in_schema=False)
 async def user(visit: Visit, pages: Renderer, name: FromPath[str]) -> Response[Any]:
-    """All about a user, as far as the reader may know it."""
+    """Show a user, as far as the reader may see."""
     return await _page(visit, pages, name)
 
 
 @get("/users/{name:str}/efficiency", include_in_schema=False)
 async def efficiency(visit: Visit, pages: Renderer, name: FromPath[str]) -> Response[Any]:
-    """What their jobs asked for and did not use, which takes a while to be summed up."""
+    """Show the user's allocated but unused resources, which take a while to sum up."""
     answer: WasteAnswer = await visit.ask(
         "reports.waste", WasteRequest(users=(name,), since="now-90days", until="now")
     )
@@ -56,7 +57,7 @@ async def efficiency(visit: Visit, pages: Renderer, name: FromPath[str]) -> Resp
 
 @post("/users/{name:str}/tokens", include_in_schema=False, status_code=200)
 async def create(request: Ask, visit: Visit, pages: Renderer, name: FromPath[str]) -> Response[Any]:
-    """Make a token: its secret is shown once."""
+    """Create a token and show its secret once."""
     _need_self(visit, name)
     given = await request.form()
     days = str(given.get("days", "30")).strip()
@@ -79,7 +80,7 @@ async def create(request: Ask, visit: Visit, pages: Renderer, name: FromPath[str
 
 @post("/users/{name:str}/revoke", include_in_schema=False, status_code=303)
 async def revoke(request: Ask, visit: Visit, pages: Renderer, name: FromPath[str]) -> Response[Any]:
-    """Take a token or a session back."""
+    """Revoke a token or a session."""
     _need_self(visit, name)
     number = str((await request.form()).get("number", ""))
     if not number.isascii() or not number.isdigit():
@@ -89,6 +90,7 @@ async def revoke(request: Ask, visit: Visit, pages: Renderer, name: FromPath[str
 
 
 def _need_self(visit: Visit, name: str) -> None:
+    """Fail unless the user is the reader."""
     if name != visit.user:
         raise Refused("tokens are made and taken back by whose they are", name)
 
@@ -101,6 +103,7 @@ async def _page(
     error: str = "",
     made: TokenAnswer | None = None,
 ) -> Response[Any]:
+    """Return the page of a user, with a new token or an error message if given."""
     if not name or len(name) > _LONGEST_NAME:
         raise NoSuchPage("there is no such user")
     jobs: JobsAnswer
@@ -132,7 +135,7 @@ async def _page(
 
 
 async def _members(visit: Visit, name: str) -> AccountPage | None:
-    """Their accounts; None where there is no bank."""
+    """Return the user's accounts, or None without a bank."""
     if not visit.me.bank:
         return None
     answer: AccountPage = await visit.ask("bank.user_show", UserShowRequest(users=(name,)))
@@ -140,7 +143,7 @@ async def _members(visit: Visit, name: str) -> AccountPage | None:
 
 
 async def _used(visit: Visit, name: str) -> UsageAnswer | None:
-    """What they used by month, as far as the reader may know it."""
+    """Return the user's usage by month, as far as the reader may see it."""
     if not visit.me.bank:
         return None
     try:
@@ -148,13 +151,13 @@ async def _used(visit: Visit, name: str) -> UsageAnswer | None:
             "bank.usage", UsageRequest(by=("month",), users=(name,), since="now-365days")
         )
     except Refused:
-        # Others' use is for those who look after their accounts: the page does without it.
+        # Other users' usage is visible only to coordinators: the page omits it.
         return None
     return answer
 
 
 async def _tokens(visit: Visit, name: str) -> TokenListAnswer | None:
-    """Their tokens and sessions; None for anybody else."""
+    """Return the user's own tokens and sessions; None for anybody else."""
     if name != visit.user:
         return None
     answer: TokenListAnswer = await visit.ask(
@@ -164,6 +167,7 @@ async def _tokens(visit: Visit, name: str) -> TokenListAnswer | None:
 
 
 def _plot(used: UsageAnswer) -> Plot | None:
+    """Plot the usage by month, or return None for fewer than two months."""
     months = {row.month: row.amount for row in used.rows if row.month}
     if len(months) < 2:
         return None

@@ -1,1 +1,1 @@
-"""The plugin jobacct/log: the job log, its days, and what reads them."""
+"""Job log, the plugin jobacct/log: one file of records a day, its writer, packer and reader."""

@@ -1,4 +1,4 @@
-"""What the job log can be asked: to be written out, and to be trimmed."""
+"""Actions on the job log: dump its records, and expire old accounting data."""
 
 import time
 from collections.abc import Iterator
@@ -22,19 +22,21 @@ from steward.extensions.jobacct_plugins.registry import LOG, types_of
 from steward.slurm.times import parse_time, zone_called
 
 _CHUNK_BYTES: Final = 256 * 1024
+"""Size of a chunk of a dump, in bytes."""
 _MOST_TOLD: Final = 20
+"""Most examples of invalid lines in an answer."""
 
 
 class OperatorsOnly(Refused):
-    """The asker is no operator."""
+    """Refusal: the caller is no operator."""
 
 
 class ExpireError(StewardError):
-    """Nothing can be forgotten from here."""
+    """Error: expiry is impossible in this process."""
 
 
 class DumpRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """accounting.dump: the records of the job log, as they are.
+    """accounting.dump: the records of the job log, unchanged.
 
     Attributes:
         since: Only of what happened since; everything if "".
@@ -48,18 +50,18 @@ class DumpRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DumpChunk(msgspec.Struct, frozen=True, tag="records"):
-    """Some records, one a line."""
+    """Chunk of records, one on each line."""
 
     text: str
 
 
 class DumpAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="dumped"):
-    """The end of a dump.
+    """End of a dump.
 
     Attributes:
-        records: How many there were.
-        passed_over: How many lines are no records.
-        examples: Some of them: file, line, and why.
+        records: Number of records.
+        passed_over: Number of lines that are no records.
+        examples: Some of these lines: file, line number and reason.
     """
 
     version: Literal[1] = 1
@@ -69,12 +71,12 @@ class DumpAnswer(msgspec.Struct, frozen=True, kw_only=True, tag="dumped"):
 
 
 class ExpireRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """accounting.expire: forget the books of jobs that ended before a time.
+    """accounting.expire: remove the accounting data of jobs that ended before a time.
 
     Attributes:
-        before: The time; days of the log that are over then go.
-        keep_log: Whether they only leave jobs.db, and stay in the log.
-        yes: Whether to do it; else it is only said what would go.
+        before: The time; days of the log that ended before it are removed.
+        keep_log: Whether to remove the jobs from jobs.db alone and keep the log.
+        yes: Whether to remove; otherwise the answer only lists what would be removed.
         zone: IANA name of the zone that the time is meant in; "" for the system's.
     """
 
@@ -85,7 +87,7 @@ class ExpireRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExpireDay(msgspec.Struct, frozen=True, kw_only=True):
-    """A day of the log that goes.
+    """Day of the log to remove.
 
     Attributes:
         day: The day.
@@ -97,13 +99,13 @@ class ExpireDay(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExpireAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes, or would.
+    """Accounting data that expires, or would.
 
     Attributes:
-        done: Whether it was ordered.
+        done: Whether the removal was ordered.
         before: The time.
         days: Days of the log.
-        jobs: Jobs of jobs.db.
+        jobs: Number of jobs of jobs.db.
     """
 
     version: Literal[1] = 1
@@ -116,7 +118,7 @@ class ExpireAnswer(msgspec.Struct, frozen=True, kw_only=True):
 def dump(
     room: AccountingRoom, asker: Asker, request: DumpRequest
 ) -> Iterator[DumpChunk | DumpAnswer]:
-    """Write the job log out; operators only."""
+    """Dump the job log; operators only."""
     _only_operators(room, asker, "read the job log")
     zone = zone_called(request.zone)
     since = parse_time(request.since, room.now(), zone) if request.since else None
@@ -127,6 +129,7 @@ def dump(
 def _dump(
     room: AccountingRoom, since: datetime | None, until: datetime | None
 ) -> Iterator[DumpChunk | DumpAnswer]:
+    """Yield chunks of records of a time range, then the totals."""
     calendar = Calendar(room.settings.cluster)
     examples: list[str] = []
     records = passed_over = 0
@@ -159,7 +162,7 @@ def _chunk(lines: list[bytes]) -> DumpChunk:
 
 
 def expire(room: AccountingRoom, asker: Asker, request: ExpireRequest) -> ExpireAnswer:
-    """Order old books to be forgotten, or say which would be; operators only."""
+    """Order the removal of old accounting data, or list it; operators only."""
     _only_operators(room, asker, "have books forgotten")
     before = _before(room, request, zone_called(request.zone))
     calendar = Calendar(room.settings.cluster)
@@ -168,7 +171,7 @@ def expire(room: AccountingRoom, asker: Asker, request: ExpireRequest) -> Expire
     try:
         jobs = room.jobs.expirable(before)
     except SqliteUnavailable:
-        jobs = 0  # the first start: there are none
+        jobs = 0  # before the first start there are none
     if request.yes:
         if room.order is None:
             raise ExpireError("nothing can be forgotten from here: ask the daemon")
@@ -177,6 +180,7 @@ def expire(room: AccountingRoom, asker: Asker, request: ExpireRequest) -> Expire
 
 
 def _before(room: AccountingRoom, request: ExpireRequest, zone: tzinfo) -> datetime:
+    """Parse the request's time, and check that it is past and sacct can still read the log."""
     before = parse_time(request.before, room.now(), zone)
     if before > room.now():
         raise AccountingUsage("what has not happened yet cannot be forgotten", request.before)
@@ -201,6 +205,7 @@ def _going(day: Day) -> ExpireDay:
 def _order(
     room: AccountingRoom, asker: Asker, request: ExpireRequest, cluster: str, before: datetime
 ) -> Event:
+    """Build the event that orders the expiry on one cluster."""
     now = room.now()
     return Event(
         kind=ACCOUNTING_EXPIRE,
@@ -216,6 +221,7 @@ def _order(
 
 
 def _only_operators(room: AccountingRoom, asker: Asker, what: str) -> None:
+    """Raise OperatorsOnly unless the caller is an operator."""
     if not room.is_operator(asker):
         raise OperatorsOnly(f"only operators may {what}", asker)
 

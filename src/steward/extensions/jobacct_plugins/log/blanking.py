@@ -1,10 +1,13 @@
-"""Takes what a person wrote of jobs out of the job log, when the jobs' scripts are purged.
+"""Blanking of private text in the job log for jobs whose scripts were purged.
+
+:class:`Blanking` knows the purged scripts, learns which runs belong to them, and blanks names,
+comments and the like in their records. The consumer uses it for new lines, ``packing`` for a day
+that closes, and the program below for the days that exist already:
 
 ``python -m steward.extensions.jobacct_plugins.log.blanking LOCATION DAY DATABASE NAME=LENGTH…``
-looks a
-day over and says ``found`` where there is such text. Of files that grow it makes new ones,
-whose names begin with a dot, and puts nothing into place. Their lines, and so the files,
-stay as long as they were, with spaces: the lengths that are known of them go on to hold.
+scans a day and prints ``found`` where it holds such text. It writes new versions of growing files,
+under names that begin with a dot, and leaves renaming to its caller. Lines, and so files, keep
+their length, padded with spaces: lengths recorded for them stay valid.
 """
 
 import os
@@ -32,8 +35,9 @@ from steward.jobs.identity import PROMPT_US, SLACK_US
 from steward.jobs.run_merge import PRIVATE
 
 _BLOCK: Final = 8 << 20
+"""Most bytes of one read."""
 _HELD: Final = (("job", PRIVATE), ("line", PRIVATE), ("start", ("name",)))
-"""Where a record holds what a person wrote."""
+"""Fields of a record that hold text written by a person."""
 
 
 class _Ids(msgspec.Struct, frozen=True):
@@ -55,13 +59,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Blanking:
-    """Knows the purged scripts, and learns which runs were of them.
+    """Purged scripts, and the runs that used them.
 
-    A script was written when its job was submitted first, and is kept under the id of its
-    array's or het job's leader; what is told of the steps names no leader.
+    A script was written at its job's first submission and has the job id of its array's or het
+    job's leader; step records name no leader.
 
     Args:
-        purges: The scripts.
+        purges: The purged scripts.
     """
 
     def __init__(self, purges: Iterable[Purge] = ()) -> None:
@@ -73,12 +77,12 @@ class Blanking:
         return bool(self._scripts)
 
     def add(self, purges: Iterable[Purge]) -> None:
-        """Add scripts."""
+        """Add purged scripts."""
         for cluster, job_id, written_us in purges:
             self._scripts.setdefault((cluster, job_id), []).append(written_us)
 
     def learn(self, line: bytes) -> None:
-        """See whether a record is of a run of these scripts."""
+        """Remember the record's run if it belongs to a purged script."""
         head = _read(line)
         if head is None:
             return
@@ -89,7 +93,7 @@ class Blanking:
                 self._runs.add(_run(head))
 
     def blank(self, line: bytes) -> bytes:
-        """A record without what a person wrote, if it is of such a run; as long as it was."""
+        """Blank a record's private text if its run is affected; the length stays the same."""
         if not self._runs:
             return line
         head = _read(line)
@@ -108,7 +112,7 @@ class Blanking:
         return _encode(record).ljust(len(text)) + line[len(text) :]
 
     def blank_all(self, lines: bytes) -> bytes:
-        """The same of some lines, without spaces in the place of what was there."""
+        """Blank several lines, without padding."""
         kept = lines.splitlines(keepends=True)
         for line in kept:
             self.learn(line)
@@ -117,6 +121,7 @@ class Blanking:
 
 
 def _read(line: bytes) -> _Head | None:
+    """Parse the head of a line's record; None if it is invalid."""
     try:
         head = _head_of(line)
         _run(head)
@@ -131,11 +136,11 @@ def _run(head: _Head) -> tuple[str, int, int]:
 
 
 def blanked_lines(sources: list[Source], blanking: Blanking) -> Iterator[bytes]:
-    """The lines of files that belong together, without what is to be blanked in them.
+    """Yield the lines of a day's files with their private text blanked.
 
     Args:
-        sources: The files, which are read twice if anything may have to be.
-        blanking: Knows what.
+        sources: The files; read twice if anything may need blanking.
+        blanking: The purged scripts.
     """
     if blanking:
         for line in records_of(sources):
@@ -145,7 +150,7 @@ def blanked_lines(sources: list[Source], blanking: Blanking) -> Iterator[bytes]:
 
 
 def _look_over(location: str, day: str, lengths: dict[str, int], blanking: Blanking) -> bool:
-    """Whether a day holds what is to be blanked; if so, its growing files are made anew."""
+    """Blank a day's growing files if they hold purged text; return True if the day holds any."""
     packed = f"{location}/{day}{PACKED}"
     sources: list[Source] = [(packed, None)] if os.path.exists(packed) else []
     growing = [f"{day}{kind}" for kind in (OPEN, LATE) if f"{day}{kind}" in lengths]
@@ -167,6 +172,7 @@ def _look_over(location: str, day: str, lengths: dict[str, int], blanking: Blank
 
 
 def _rewrite(file: BinaryIO, length: int, new: BinaryIO, blanking: Blanking) -> None:
+    """Copy the valid bytes of a file, blanked, line by line at equal length."""
     while length and (piece := file.readline(min(_BLOCK, length))):
         length -= len(piece)
         blanked = blanking.blank(piece)
@@ -176,7 +182,7 @@ def _rewrite(file: BinaryIO, length: int, new: BinaryIO, blanking: Blanking) -> 
 
 
 def main(arguments: list[str]) -> int:
-    """Look a day over; the exit code."""
+    """Blank one day; return the exit code."""
     stop_with_parent()
     location, day, database, *parts = arguments
     lengths = {name: int(length) for name, _, length in (part.rpartition("=") for part in parts)}

@@ -1,9 +1,13 @@
-"""The consumer ``accounting.log``: writes the job log, each record once.
+"""Consumer ``accounting.log``: writes the job log, each record once, and closes its days.
 
-A record belongs to the day of its run's end, so what is told of a run waits in
-a database until that. A batch is appended to the days' files, and their lengths
-are committed with the cursor: a crash in between leaves bytes beyond a known
-length, which are cut off before the batch is written again.
+A record belongs to the day of its run's end, so records of unfinished runs wait in a database
+(``state``). :class:`LogConsumer` appends a batch to the days' files and commits their lengths
+together with the cursor: a crash in between leaves bytes beyond the known length, which are cut off
+before the batch is written again.
+
+:class:`Closing` packs a day some time after its end (process ``packing``) and blanks the text of
+purged jobs (process ``blanking``). :class:`LogPlugin` represents the log among the accounting
+plugins.
 """
 
 import logging
@@ -64,20 +68,23 @@ from steward.jobs.retention import parsed_key
 log = logging.getLogger(__name__)
 
 _IDLE: Final = timedelta(hours=1)
-"""A day that is still written to, as by an import, is not closed each minute."""
+"""Least idle time of a day before it is closed, so that an import does not reopen it each minute.
+"""
 _AGAIN_S: Final = 3600.0
+"""Delay before another try after a failed process, in seconds."""
 _LONGEST_S: Final = 3000.0
+"""Time limit of a packing or blanking process, in seconds."""
 
 
 class Closing:
-    """Closes days.
+    """Closer of days: packs them, or blanks purged text in them, by a process each.
 
     Args:
         files: The log's files.
-        keeping: Knows their lengths.
-        keeping_path: Where that is.
-        calendar: Knows when days are over.
-        idle: For how long nothing was to be written to a day that is closed.
+        keeping: State database, for the files' lengths.
+        keeping_path: Path of that database.
+        calendar: Computes the ends of days.
+        idle: Least time since the last write to a day that is closed.
     """
 
     def __init__(
@@ -96,11 +103,11 @@ class Closing:
         self._again_at: dict[str, float] = {}
 
     def due(self, now: datetime, after: timedelta) -> list[str]:
-        """The days that are to be closed, the oldest first.
+        """Return the days to close, the oldest first.
 
         Args:
             now: The present time.
-            after: How long after its end a day is closed.
+            after: Delay between the end of a day and its closing.
         """
         days: dict[str, int] = {}
         for name, (_, written_s) in self._keeping.files().items():
@@ -115,11 +122,11 @@ class Closing:
         )
 
     def close_day(self, day: str, lengths: Mapping[str, int]) -> bool:
-        """Close a day, or close it again; whether that worked.
+        """Close a day, or close it again; return True on success.
 
         Args:
-            day: Which.
-            lengths: How long its files are.
+            day: The day.
+            lengths: Valid lengths of its files.
 
         Raises:
             LogUnavailable: The log's directory cannot be written now.
@@ -136,14 +143,14 @@ class Closing:
         return True
 
     def blank_day(self, day: str, lengths: Mapping[str, int]) -> bool:
-        """Take out of a day what a person wrote of jobs whose scripts were purged.
+        """Blank the private text of a day's jobs whose scripts were purged.
 
         Args:
-            day: Which.
-            lengths: How long its files are.
+            day: The day.
+            lengths: Valid lengths of its files.
 
         Returns:
-            Whether that was done, or there was nothing to do.
+            Whether it was done, or there was nothing to do.
 
         Raises:
             LogUnavailable, SqliteUnavailable: As :meth:`close_day`.
@@ -159,13 +166,13 @@ class Closing:
         if os.path.exists(self._files.path(f"{day}{PACKED}")):
             return self.close_day(day, lengths)
         for kind in (OPEN, LATE):
-            # Each is as long as the one before it: whichever is there, its known length holds.
+            # New and old file are of equal length: the known length holds for either.
             self._files.rename(f".{day}{kind}{NEW}", f"{day}{kind}")
         self._files.sync_directory()
         return True
 
     def _work(self, what: str, day: str, lengths: Mapping[str, int]) -> str | None:
-        """Have a process work on a day; what it said, None where it failed."""
+        """Run a process on a day; return its output, or None on failure."""
         parts = [
             f"{name}={lengths[name]}"
             for kind in (OPEN, LATE)
@@ -192,7 +199,7 @@ class Closing:
         return done.stdout.decode(errors="replace").strip()
 
     def finish(self) -> None:
-        """Take up what was interrupted, and remove what came to nothing.
+        """Complete interrupted closings, and remove temporary files.
 
         Raises:
             LogUnavailable: The log's directory cannot be written now.
@@ -208,6 +215,7 @@ class Closing:
             self._files.remove(f"{day}{kind}")
 
     def _swap(self, day: str) -> None:
+        """Rename a day's packed files into place and remove its open ones; repeatable."""
         for kind in (PACKED, PARQUET):
             self._files.rename(f".{day}{kind}{NEW}", f"{day}{kind}")
         self._files.sync_directory()
@@ -219,22 +227,23 @@ class Closing:
 
 
 _LOOK_EVERY_S: Final = 60.0
+"""Interval of the checks for days to close, in seconds."""
 _REMEMBERED: Final = timedelta(days=14)
-"""For so long after a day was closed corrections of its runs find it without their end time."""
+"""How long after a day's closing a correction finds its run without an end time."""
 
 _PURGES_S: Final = 86_400
-"""For so long a purge is known that the books may not have known of when they said something."""
+"""How long a purge is remembered, for records that were made before it was known, in seconds."""
 
 _MOST_INT64: Final = 2**63 - 1
 _encode = msgspec.json.Encoder().encode
 
 
 class _Waited(msgspec.Struct, frozen=True):
-    """Stands for the lines that waited for a run's end: there may be more than memory has.
+    """Reference to lines that wait for a run's end; they may be too many for memory.
 
     Attributes:
-        under: The name that they wait under.
-        run: The run's name.
+        under: The run key that they wait under.
+        run: The run's real key.
     """
 
     under: RunKey
@@ -245,7 +254,7 @@ _Piece = bytes | _Waited
 
 
 class _Batch:
-    """What a batch of events comes to."""
+    """Changes that a batch of events makes."""
 
     def __init__(self) -> None:
         self.lines: dict[str, list[_Piece]] = {}
@@ -256,14 +265,14 @@ class _Batch:
 
 
 class LogConsumer:
-    """Writes the job log; see ``steward.core.consumers.Consumer``.
+    """Consumer that writes the job log; see ``steward.core.consumers.Consumer``.
 
     Args:
         settings: The whole configuration.
-        now: The present time.
+        now: Returns the current time.
 
     Raises:
-        SqliteError, SqliteUnavailable: Its database cannot be used.
+        SqliteError, SqliteUnavailable: Its database is unusable.
     """
 
     name = "accounting.log"
@@ -285,11 +294,11 @@ class LogConsumer:
         self._look_at = 0.0
 
     def cursor(self) -> int:
-        """Position of the last event that was taken in; 0 at first."""
+        """Return the position of the last applied event; 0 at first."""
         return self._keeping.cursor()
 
     def apply(self, events: Sequence[Event], upto: int, append: Append) -> None:  # noqa: ARG002 - a consumer's shape
-        """Write what events tell, and move the cursor to ``upto``.
+        """Write the records of events, and move the cursor to ``upto``.
 
         Raises:
             LogUnavailable: The log's directory cannot be written now.
@@ -321,9 +330,11 @@ class LogConsumer:
             self._look_at = 0.0
 
     def _batch_of(self, events: Sequence[Event]) -> _Batch:
+        """Sort a batch's events into lines by day, waiting lines, purges and expiry."""
         batch = _Batch()
         for event in events:
-            # Before any record of the batch: what is purged in it is not to be written either.
+            # Learn the batch's purges before its records: what they purge must not be written
+            # either.
             if event.kind == ARCHIVE_PURGE:
                 self._blanking.add(_purged(event))
         for event in events:
@@ -339,9 +350,9 @@ class LogConsumer:
         return batch
 
     def _meet(self, names: Collection[str], written_s: int) -> None:
-        """Note the lengths of files before they are written to for the first time.
+        """Record the lengths of files before the first write to them.
 
-        What a crash leaves in a file that nobody knows of would be taken for its own.
+        Otherwise the rest of a crash in an unrecorded file would pass as valid.
         """
         if not names:
             return
@@ -352,12 +363,14 @@ class LogConsumer:
         self._lengths |= found
 
     def _by_file(self, batch: _Batch) -> dict[str, list[_Piece]]:
+        """Map lines by day to lines by file: ``.late`` for days that are closed."""
         closed = self._keeping.days() if batch.lines else {}
         return {
             f"{day}{LATE if day in closed else OPEN}": pieces for day, pieces in batch.lines.items()
         }
 
     def _chunks(self, pieces: Sequence[_Piece]) -> Iterator[bytes]:
+        """Yield the bytes of pieces, reading waiting lines from the database."""
         for piece in pieces:
             if isinstance(piece, bytes):
                 yield piece
@@ -368,7 +381,7 @@ class LogConsumer:
                     yield from (_of_run(line, piece.run) for line in lines.splitlines())
 
     def _sort(self, event: Event, batch: _Batch) -> None:
-        """Find the day that an event's records belong to, or have them wait for it."""
+        """Find the day of an event's records, or let them wait for it."""
         body = event.body
         if event.kind == STEP_ACCOUNTED:
             self._sort_accounted(event, body, batch)
@@ -386,12 +399,12 @@ class LogConsumer:
             batch.waiting.setdefault(run, []).append(lines)
 
     def _lines_of(self, event: Event) -> bytes:
-        """An event's lines; what was said before the books knew of a purge is blanked here."""
+        """Encode an event's lines; blank text of jobs whose purge was recorded earlier."""
         lines = lines_of(event)
         return self._blanking.blank_all(lines) if self._blanking else lines
 
     def _purge(self, purges: Sequence[Purge], writer: Writer, noted_s: int) -> None:
-        """Blank what waits of purged scripts' jobs, and have days looked over for it."""
+        """Blank waiting lines of purged scripts' jobs, and schedule days for a scan."""
         oldest_us: dict[str, int] = {}
         for cluster, _job_id, written_us in purges:
             since_us = written_us - PROMPT_US
@@ -410,7 +423,7 @@ class LogConsumer:
         )
 
     def _blank_days(self) -> bool:
-        """Look over one day for what was purged; whether there may be another one to look over."""
+        """Scan one day for purged text; return True if more days may follow."""
         for day in self._keeping.looks():
             names = {f"{day}{kind}" for kind in (OPEN, LATE)}
             there = {name for name in names if os.path.exists(self._files.path(name))}
@@ -423,7 +436,7 @@ class LogConsumer:
         return False
 
     def _day_of_old(self, cluster: str, body: RunFact | StepUsage) -> str:
-        """The day of a run that ended so long ago that nobody remembers it; "" for others."""
+        """Return the day of a run that ended too long ago to be recorded; "" for others."""
         end = body.run_end if isinstance(body, StepUsage) else body.record.end
         if not body.correction or end is None or end >= self._remembered_since():
             return ""
@@ -433,7 +446,7 @@ class LogConsumer:
         return self._now().astimezone(UTC) - self._close_after - _REMEMBERED
 
     def _end(self, event: Event, run: RunKey, batch: _Batch) -> str:
-        """A run has ended: what waited for that goes before; its day."""
+        """Record the end of a run and write its waiting lines first; return its day."""
         record = event.body.record
         day = self._calendar.day_of(event.cluster, record.end or event.at)
         by_submit = (*run[:3], -1)
@@ -446,6 +459,7 @@ class LogConsumer:
         return day
 
     def _sort_accounted(self, event: Event, body: StepAccounted, batch: _Batch) -> None:
+        """Assign an imported step to its run's day, or let it wait."""
         named = (event.cluster, body.job_id, micros(submit_of(body)))
         found = self._keeping.run_of_submit(*named)
         for run, day in batch.ended.items():
@@ -458,12 +472,13 @@ class LogConsumer:
             batch.lines.setdefault(found[1], []).append(_of_run(lines, found[0]))
 
     def _day_of(self, run: RunKey, batch: _Batch) -> str:
+        """Return the day of an ended run, from this batch or the database; "" if none."""
         if run in batch.ended:
             return batch.ended[run]
         return self._keeping.day_of(run)
 
     def _expire(self, before: datetime, writer: Writer, lengths: dict[str, int]) -> None:
-        """Remove the days that are over before a time; doing it twice does no harm."""
+        """Remove the days that ended before a time; idempotent."""
         for day in days_in(self._files.location):
             if self._calendar.end_of(day.day) > before:
                 continue
@@ -476,7 +491,7 @@ class LogConsumer:
             log.info("the job log's day %s was removed", day.day)
 
     def tick(self, append: Append) -> float:  # noqa: ARG002 - likewise
-        """Close a day that is due.
+        """Blank or close one day that is due; return the seconds until the next call.
 
         Raises:
             LogUnavailable: The log's directory cannot be written now.
@@ -496,7 +511,7 @@ class LogConsumer:
                 return 0.0
         self._look_at = now_s + _LOOK_EVERY_S
         with self._keeping.writing() as writer:
-            # A day less, for the zones.
+            # One day less, because of time zones.
             oldest = self._remembered_since() - timedelta(days=1)
             writer.forget_runs(oldest.date().isoformat())
             writer.forget_purges(int(self._now().timestamp()) - _PURGES_S)
@@ -505,7 +520,7 @@ class LogConsumer:
         return _LOOK_EVERY_S
 
     def _mend(self) -> None:
-        """Take the files back to what is known of them; once."""
+        """Repair the files once after the start: cut them to their recorded lengths."""
         if self._is_mended:
             return
         location = self._keeping.location()
@@ -527,12 +542,12 @@ class LogConsumer:
         return {name: length for name, (length, _) in self._keeping.files().items()}
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Close the database."""
         self._keeping.close()
 
 
 def _of_run(line: bytes, run: RunKey) -> bytes:
-    """A record of another's books, under the name that the run turned out to have."""
+    """Assign an imported record to the run that it turned out to belong to."""
     record = record_of(line)
     assert isinstance(record, JobAccounted), "nothing else waits under a submit time alone"
     named = msgspec.structs.replace(record, restarts=run[3])
@@ -540,7 +555,7 @@ def _of_run(line: bytes, run: RunKey) -> bytes:
 
 
 def _purged(event: Event) -> list[Purge]:
-    """The scripts that are purged everywhere."""
+    """Return the scripts that an event purges from every sink."""
     if event.body.sink:
         return []
     found = filter(None, map(parsed_key, event.body.script_keys))
@@ -548,7 +563,7 @@ def _purged(event: Event) -> list[Purge]:
 
 
 def _check(event: Event) -> None:
-    """Reject what must not reach the database."""
+    """Reject an event whose numbers do not fit the database."""
     body = event.body
     restarts = 0 if isinstance(body, StepAccounted) else body.restarts
     if not (0 < body.job_id <= _MOST_INT64 and 0 <= restarts <= _MOST_INT64):
@@ -556,7 +571,7 @@ def _check(event: Event) -> None:
 
 
 class LogPlugin(JobAcctPlugin):
-    """Stands for the job log."""
+    """Plugin class that represents the job log."""
 
     plugin_name = "The job log"
     plugin_type = "jobacct/log"

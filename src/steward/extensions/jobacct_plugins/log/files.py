@@ -1,7 +1,11 @@
-"""Appends to the files of the job log so that a crash neither doubles nor tears a line.
+"""Files of the job log: names, days in the clusters' zones, and crash-safe appends.
 
-A database keeps how long each file is; what lies beyond that was written by a
-batch that was not finished, and is cut off before anything else is written.
+A day has up to four files: ``.jsonl`` (open), ``.late.jsonl`` (records after closing),
+``.jsonl.zst`` (packed) and ``.parquet`` (sacct lines). :func:`days_in` lists days,
+:class:`Calendar` computes them, :class:`LogFiles` writes.
+
+No crash doubles or tears a line: a database records each file's length; bytes beyond it come from
+an unfinished batch and are cut off before the next write.
 """
 
 import contextlib
@@ -22,19 +26,23 @@ from steward.slurm.times import zone_called
 
 
 class LogError(AccountingError):
-    """A job log cannot be used as it is; ``offender`` is its path."""
+    """Job log that is unusable as it is; ``offender`` is its path."""
 
 
 class LogUnavailable(AccountingUnavailable):
-    """A job log cannot be read or written now; ``offender`` is its path."""
+    """Job log that cannot be read or written now; ``offender`` is its path."""
 
 
 OPEN: Final = ".jsonl"
+"""Suffix of the growing file of an open day."""
 LATE: Final = ".late.jsonl"
+"""Suffix of the growing file for records that arrive after a day's closing."""
 PACKED: Final = ".jsonl.zst"
+"""Suffix of the packed records of a closed day (zstd)."""
 PARQUET: Final = ".parquet"
+"""Suffix of the sacct lines of a closed day."""
 NEW: Final = ".new"
-"""Behind the name of what is being made; it is hidden by a dot before it, too."""
+"""Suffix of a file that is being made; a dot in front of its name hides it, too."""
 
 _NAME: Final = re.compile(r"(\d{4}-\d{2}-\d{2})(\.jsonl|\.late\.jsonl|\.jsonl\.zst|\.parquet)")
 
@@ -45,7 +53,7 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         day: The day, ``2026-11-21``.
         records: Paths of the files that hold its records, in the order in which to read them.
-        parquet: Path of its lines in Parquet; "" where it was not closed yet.
+        parquet: Path of its lines in Parquet; "" while it is not closed.
         length: Size of all of its files, bytes.
     """
 
@@ -56,12 +64,12 @@ class Day(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def day_name(day: date) -> str:
-    """A day as files are named by."""
+    """Format a day as file names have it."""
     return day.isoformat()
 
 
 def days_in(location: str) -> list[Day]:
-    """The days of a log, the oldest first.
+    """List the days of a log, the oldest first.
 
     Raises:
         LogUnavailable: The directory cannot be read now.
@@ -100,7 +108,7 @@ def _is_date(text: str) -> bool:
 
 
 def units_of(path: str) -> Iterable[tuple[str, ...]]:
-    """The files that belong together, below a log's directory or for one of its files.
+    """Return the files of a log by day, or a single file as one unit.
 
     Args:
         path: A log's directory, or one file of records.
@@ -120,7 +128,7 @@ def units_of(path: str) -> Iterable[tuple[str, ...]]:
 
 
 class Calendar:
-    """Days in the zones of the clusters.
+    """Days in the time zones of the clusters.
 
     Args:
         clusters: The settings of the clusters, by name.
@@ -131,16 +139,16 @@ class Calendar:
         self._other = zone_called("")
 
     def day_of(self, cluster: str, moment: datetime) -> str:
-        """The name of the day that a moment is on, where the cluster is."""
+        """Return the day of a moment in the cluster's zone."""
         zone = self._zones.get(cluster, self._other)
         try:
             return day_name(moment.astimezone(zone).date())
         except OverflowError:
-            # At the ends of the calendar there is no such moment in every zone.
+            # At the ends of the calendar some zones have no such moment.
             return day_name(moment.date())
 
     def end_of(self, day: str) -> datetime:
-        """When a day is over in all zones."""
+        """Return the time when a day is over in all zones."""
         after = date.fromisoformat(day) + timedelta(days=1)
         zones: set[tzinfo] = {*self._zones.values(), self._other}
         return max(datetime.combine(after, time(0), zone) for zone in zones)
@@ -150,29 +158,30 @@ log = logging.getLogger(__name__)
 
 _MODE: Final = 0o600
 _BLOCK: Final = 1 << 20
+"""Bytes of one read or write."""
 
 
 class LogFiles:
-    """The open files of one log.
+    """Growing files of one log.
 
     Args:
-        location: The directory; made, for us alone, where it is not there.
+        location: The directory; created with mode 0700 where it is missing.
     """
 
     def __init__(self, location: str) -> None:
         self.location = location
 
     def path(self, name: str) -> str:
-        """The path of a file."""
+        """Return the path of a file."""
         return os.path.join(self.location, name)
 
     def append(self, name: str, length: int, chunks: Iterable[bytes]) -> int:
-        """Append to a file and have it on disk; how long it is then.
+        """Append to a file and fsync it; return its new length.
 
         Args:
             name: The file.
-            length: How long it is; what is beyond is cut off.
-            chunks: What to append.
+            length: Its valid length; bytes beyond are cut off.
+            chunks: Bytes to append.
 
         Raises:
             LogUnavailable: It cannot be written now.
@@ -191,7 +200,7 @@ class LogFiles:
         return length + written
 
     def fit(self, name: str, length: int) -> int:
-        """Cut off what is beyond a length; how long the file is then, 0 where there is none.
+        """Cut a file to a length; return the resulting length, 0 where there is no file.
 
         Raises:
             LogUnavailable: It cannot be done now.
@@ -210,7 +219,7 @@ class LogFiles:
                 os.close(fd)
 
     def adopt(self, name: str) -> int:
-        """How long a file is that nobody knows of; a last line without its end is cut off.
+        """Return the valid length of an unrecorded file: up to its last newline.
 
         Raises:
             LogUnavailable: It cannot be read now.
@@ -231,17 +240,17 @@ class LogFiles:
         return 0
 
     def rename(self, name: str, to: str) -> None:
-        """Rename a file, if it is there."""
+        """Rename a file, if it exists."""
         with self._translated(name), contextlib.suppress(FileNotFoundError):
             os.replace(self.path(name), self.path(to))
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file, if it exists."""
         with self._translated(name), contextlib.suppress(FileNotFoundError):
             os.unlink(self.path(name))
 
     def remove_unfinished(self) -> None:
-        """Remove what was being made when its maker was killed."""
+        """Remove temporary files of a killed process."""
         with self._translated(""):
             if not os.path.isdir(self.location):
                 return
@@ -250,7 +259,7 @@ class LogFiles:
                     os.unlink(self.path(name))
 
     def sync_directory(self) -> None:
-        """Have names on disk as well."""
+        """Sync the directory, so that new names are durable."""
         with self._translated(""):
             fd = os.open(self.location, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
@@ -268,6 +277,7 @@ class LogFiles:
 
     @contextlib.contextmanager
     def _translated(self, name: str) -> Iterator[None]:
+        """Raise LogUnavailable for an OSError."""
         try:
             yield
         except OSError as error:
@@ -276,6 +286,7 @@ class LogFiles:
 
 
 def _fit(fd: int, length: int, path: str) -> int:
+    """Cut a file to a length; return the shorter length if bytes are missing."""
     size = os.fstat(fd).st_size
     if size < length:
         log.error("%s has %d bytes of the job log, and should have %d", path, size, length)
@@ -287,7 +298,7 @@ def _fit(fd: int, length: int, path: str) -> int:
 
 
 def _write(fd: int, chunks: Iterable[bytes]) -> int:
-    """Write all of it, some of it at a time; how many bytes there were."""
+    """Write all chunks through a buffer; return the number of bytes."""
     written = 0
     buffer = bytearray()
     for chunk in chunks:
@@ -306,24 +317,24 @@ def _flush(fd: int, data: bytearray) -> int:
 
 
 MODE: Final = 0o600
-"""Of the log's files."""
+"""Mode of the log's files."""
 
 _PR_SET_PDEATHSIG: Final = 1
 
 
 def stop_with_parent() -> None:
-    """Let this process end with the daemon, and its files be for us alone."""
+    """Tie this process to the daemon's life (PR_SET_PDEATHSIG), and make its files private."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.umask(0o077)
 
 
 def created(path: str) -> Any:
-    """A new file, open for writing."""
+    """Create a file, open for writing."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
     return os.fdopen(os.open(path, flags, MODE), "wb")
 
 
 def sync(file: Any) -> None:
-    """Have all of a file on disk."""
+    """Flush and fsync a file."""
     file.flush()
     os.fsync(file.fileno())

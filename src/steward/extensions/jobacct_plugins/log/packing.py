@@ -1,7 +1,8 @@
-"""The process that closes a day: packs its records, and writes its lines as Parquet.
+"""Packing of a closed day of the job log: zstd for its records, Parquet for its sacct lines.
 
 ``python -m steward.extensions.jobacct_plugins.log.packing LOCATION DAY DATABASE NAME=LENGTH…``
-makes two files whose names begin with a dot, and puts nothing into place.
+writes two files whose names begin with a dot; its caller (``consumer.Closing``) renames them. It is
+a process of its own because packing takes CPU and memory. :func:`write_parquet` uses DuckDB.
 """
 
 import os
@@ -32,20 +33,23 @@ from steward.extensions.jobacct_plugins.log.state import Keeping
 from steward.jobs.lines import rank_of
 
 _LEVEL: Final = 9
+"""zstd compression level."""
 _MEMORY: Final = "512MB"
+"""Memory limit of DuckDB."""
 _KEYS: Final = {"cluster", "step"}
+"""Text fields that must not be NULL, as they identify a line."""
 _encode = msgspec.json.Encoder().encode
 _HINTS: Final = get_type_hints(Line)
 
 
 def pack(location: str, day: str, lengths: dict[str, int], blanking: Blanking) -> str:
-    """Pack the records of a day, as they are but for what was purged; the path of the new file.
+    """Pack a day's records, with purged text blanked; return the path of the new file.
 
     Args:
         location: The log's directory.
-        day: Which day.
-        lengths: How many bytes of its open files count.
-        blanking: Knows what was purged.
+        day: The day, ``2026-11-21``.
+        lengths: Valid bytes of each open file.
+        blanking: The purged scripts.
     """
     import zstandard
 
@@ -71,7 +75,7 @@ def write_parquet(lines: Iterable[Line], path: str) -> None:
 
     Args:
         lines: The lines.
-        path: The file; what is beside it under the same name and ``.lines`` is ours, too.
+        path: The file; names beside it that continue with ``.lines`` are used for temporary data.
 
     Raises:
         LogUnavailable: DuckDB is not installed.
@@ -85,7 +89,7 @@ def write_parquet(lines: Iterable[Line], path: str) -> None:
     try:
         with created(between) as file:
             for line in lines:
-                # A field of its own beside the line's.
+                # Add the rank as one more field beside the line's own.
                 rank = b'{"rank":%d,' % rank_of(line.step)
                 file.write(rank + _encode(line)[1:] + b"\n")
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_NOFOLLOW, MODE))
@@ -110,7 +114,7 @@ def _type(field: str) -> str:
 
 
 def _selected() -> Iterator[str]:
-    """What a line's JSON leaves out, its defaults, put in again; text stays NULL."""
+    """Yield SQL columns that restore the defaults a line's JSON leaves out; text stays NULL."""
     for field in msgspec.structs.fields(Line):
         if field.name in _KEYS:
             yield f'coalesce("{field.name}", \'\') AS "{field.name}"'
@@ -128,6 +132,7 @@ _COPY: Final = (
     "ORDER BY cluster, job_id, submit_us, restarts, piece_us = 0, piece_us, rank, step) "
     "TO {path} (FORMAT parquet, COMPRESSION zstd)"
 )
+"""SQL that reads lines as JSON and writes them as sorted Parquet."""
 
 
 def _quoted(text: str) -> str:
@@ -135,7 +140,7 @@ def _quoted(text: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Make a day's two files; the exit code."""
+    """Write a day's two files; return the exit code."""
     stop_with_parent()
     location, day, database, *parts = arguments
     lengths = {name: int(length) for name, _, length in (part.rpartition("=") for part in parts)}

@@ -1,8 +1,9 @@
-"""Reads a job log: its records as they are, or the lines that sacct shows of them.
+"""Reader of the job log: raw records, or the lines that sacct shows for them.
 
-A log may be anybody's file: a line that is no record is counted and passed
-over. A file is read twice, first to learn where each run is told of for the
-last time, so that no more than the runs that are open there lie in memory.
+:func:`read_lines` and :func:`lines_of_unit` merge records into sacct lines, :func:`raw_records`
+yields records in a time range. A log may be anybody's file: a line that is no record is counted and
+skipped. A file is read twice, first to find the last record of each run, so that memory holds only
+the runs that are still incomplete at that point.
 """
 
 import io
@@ -32,21 +33,21 @@ from steward.extensions.jobacct_plugins.log.records import (
 )
 
 _LONGEST_LINE: Final = 8 << 20
-"""Bytes; a record of ours has less, and one of another must not fill the memory."""
+"""Longest line in bytes. Steward's records are shorter; a foreign file must not fill the memory."""
 
 RunKey = tuple[str, int, int, int]
-"""A run: cluster, job id, its own submit time in µs, restarts."""
+"""Run: cluster, job id, its own submit time in µs, restarts."""
 
 Source = tuple[str, int | None]
-"""A file, and how many of its bytes count; None for all."""
+"""File, and how many of its bytes are valid; None for all."""
 
 
 def read_lines(path: str, passed_over: PassedOver | None = None) -> Iterator[Line]:
-    """The lines of sacct that a job log holds, each run before its steps.
+    """Yield the sacct lines that a job log holds, each run before its steps.
 
     Args:
         path: A day of a log (``.jsonl``, ``.jsonl.zst``), or the directory of a whole log.
-        passed_over: Told of each line that is no record.
+        passed_over: Called for each line that is no record.
 
     Raises:
         LogError: There is no such log, or it cannot be unpacked.
@@ -62,12 +63,12 @@ def lines_of_unit(
     is_superseded: Callable[[RunKey], bool] = lambda _: False,
     passed_over: PassedOver | None = None,
 ) -> Iterator[Line]:
-    """The lines of files that belong together, so that each corrects those before it.
+    """Yield the sacct lines of one day's files, in which later records correct earlier ones.
 
     Args:
         sources: The files of a day, in their order.
-        is_superseded: Whether a later run of the same job is known, of another day.
-        passed_over: Told of each line that is no record.
+        is_superseded: Tells whether a later run of the same job is known, on another day.
+        passed_over: Called for each line that is no record.
     """
     last: dict[int, int] = {}
     requeued: dict[tuple[str, int], set[tuple[int, int]]] = {}
@@ -85,7 +86,7 @@ def lines_of_unit(
         try:
             yield from run.lines(is_latest=is_latest)
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            # Each record can be read, and together they are nothing that ever was.
+            # Each record is valid, but together they are impossible.
             if passed_over is not None:
                 passed_over(sources[0][0], 0, f"job {key[1]}: {error}")
 
@@ -98,7 +99,7 @@ def lines_of_unit(
             if last.get(hash(key)) == number:
                 yield from lines(key, open_runs.pop(key))
     for key, run in open_runs.items():
-        # Its last record could not be read after all, or the file has grown.
+        # The run's last record was unreadable after all, or the file has grown.
         yield from lines(key, run)
 
 
@@ -108,13 +109,13 @@ def raw_records(
     until: datetime | None,
     passed_over: PassedOver | None = None,
 ) -> Iterator[bytes]:
-    """The records of a log as they are, one line each, of what happened within a time.
+    """Yield the records of a log unchanged, one line each, for a range of time.
 
     Args:
         files: Files of a log, in the order in which to read them.
-        since: Only what happened then or later.
-        until: Only what happened before.
-        passed_over: Told of each line that is no record.
+        since: Only records of this time or later.
+        until: Only records before this time.
+        passed_over: Called for each line that is no record.
 
     Raises:
         LogError: A file cannot be unpacked.
@@ -129,7 +130,7 @@ def raw_records(
 
 
 def _raw(sources: Sequence[Source], passed_over: PassedOver | None) -> Iterator[bytes]:
-    """The lines of files; told of are those that are no record, but they are counted with."""
+    """Yield every line of the files; report those that are no record."""
     for path, length in sources:
         with _opened(path, length) as file:
             for number, line in enumerate(_bounded(file, path), start=1):
@@ -139,10 +140,11 @@ def _raw(sources: Sequence[Source], passed_over: PassedOver | None) -> Iterator[
 
 
 _NO_RECORD: Final = (msgspec.MsgspecError, UnicodeDecodeError, TypeError, OverflowError)
-"""A time without a zone raises a TypeError where it is reckoned with."""
+"""Errors of an invalid record; a time without a zone raises a TypeError in arithmetic."""
 
 
 def _why_not(line: bytes) -> str:
+    """Return why a line is no record; "" if it is one."""
     try:
         _checked(record_of(line))
     except _NO_RECORD as error:
@@ -177,7 +179,7 @@ def _key(head: Head | AnyRecord) -> RunKey:
 
 
 def _bounded(file: BinaryIO, path: str) -> Iterator[bytes]:
-    """The lines of a file; of one that is too long, its begin, which is no record."""
+    """Yield the lines of a file; of a too long one only its start, which is no record."""
     while True:
         try:
             line = file.readline(_LONGEST_LINE)
@@ -197,6 +199,7 @@ def _bounded(file: BinaryIO, path: str) -> Iterator[bytes]:
 
 @contextmanager
 def _opened(path: str, length: int | None) -> Iterator[BinaryIO]:
+    """Open a file for reading, unpacked, and limited to its valid bytes."""
     try:
         file = open(path, "rb")  # noqa: SIM115 - it is closed below
     except OSError as error:
@@ -219,11 +222,11 @@ def _unpacked(file: BinaryIO) -> AbstractContextManager[Any]:
 
 
 class _Begin(io.RawIOBase):
-    """The first bytes of a file: what was appended after them does not count.
+    """First bytes of a file: bytes appended after them are invisible.
 
     Args:
         file: The file.
-        length: How many bytes.
+        length: Number of visible bytes.
     """
 
     def __init__(self, file: BinaryIO, length: int) -> None:
@@ -231,11 +234,11 @@ class _Begin(io.RawIOBase):
         self._left = length
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read some bytes; 0 at the end."""
+        """Read some bytes; return 0 at the end."""
         data = self._file.read(min(len(buffer), self._left))
         self._left -= len(data)
         buffer[: len(data)] = data
@@ -243,9 +246,9 @@ class _Begin(io.RawIOBase):
 
 
 def records_of(sources: Iterable[Source]) -> Iterator[bytes]:
-    """The lines of files as they are, those that are no records with them."""
+    """Yield the lines of files unchanged, invalid ones included."""
     return _raw(list(sources), None)
 
 
 JOB_LOG: Final = JobLog(read_lines=read_lines, days_in=days_in)
-"""How accounting reads the job log."""
+"""Registration of the job log's reader with accounting."""

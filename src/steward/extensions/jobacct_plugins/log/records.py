@@ -1,8 +1,10 @@
-"""The records of the job log: one JSON object a line, with the id of the event behind it.
+"""Job log records: one JSON object on each line, with the id of the event it comes from.
 
-What they hold is what the events held; a record that says ``correction`` says
-again, better, what an earlier one of its run said, and takes its place for
-whoever reads the log; one that says ``withdrawn`` takes that back.
+:func:`lines_of` encodes events as lines; :data:`record_of` and :data:`head_of` decode them.
+:class:`RunRecords` merges a run's records into the lines that sacct shows.
+
+A record holds the data of its event. One with ``correction`` replaces an earlier record of its run;
+one with ``withdrawn`` removes it. Readers apply both.
 """
 
 from collections.abc import Iterator
@@ -20,21 +22,21 @@ from steward.jobs.usage import add_steps, as_step_of, run_line, step_line
 from steward.slurm.job_states import base_state
 
 VERSION: Final = 1
-"""Of the shape of records; fields are only ever added."""
+"""Version of the record format; new versions only add fields."""
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="record"):
-    """What every record has.
+    """Fields that every record has.
 
     Attributes:
-        v: Version of its shape.
-        event: Id of the event, ``CLUSTER/KEY``; the same where one was written twice.
+        v: Version of the record format.
+        event: Id of the event, ``CLUSTER/KEY``; duplicates of one event share it.
         cluster: The cluster's name.
         job_id: The raw job id.
-        submit: When this run was submitted: with cluster, job_id and restarts, its name.
+        submit: Submit time of this run; identifies it together with cluster, job_id and restarts.
         restarts: How often the job had been requeued.
         first_submit: With cluster and job_id, the job's identity, as it was known then.
-        at: When it happened, UTC.
+        at: Time of the event, UTC.
     """
 
     v: int
@@ -48,7 +50,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_
 
 
 class JobStart(Record, frozen=True, kw_only=True, omit_defaults=True, tag="JOB_START"):
-    """A run has started."""
+    """Start of a run."""
 
     job: JobRecord
     correction: bool = False
@@ -56,7 +58,7 @@ class JobStart(Record, frozen=True, kw_only=True, omit_defaults=True, tag="JOB_S
 
 
 class JobSuspend(Record, frozen=True, kw_only=True, omit_defaults=True, tag="JOB_SUSPEND"):
-    """A run was suspended, or goes on, as ``job.state`` says."""
+    """Suspension or resumption of a run, as ``job.state`` says."""
 
     job: JobRecord
     correction: bool = False
@@ -64,7 +66,7 @@ class JobSuspend(Record, frozen=True, kw_only=True, omit_defaults=True, tag="JOB
 
 
 class JobTerminated(Record, frozen=True, kw_only=True, omit_defaults=True, tag="JOB_TERMINATED"):
-    """A run is over; with ``piece_end``, a former size of a resized job is."""
+    """End of a run; with ``piece_end``, of a former size of a resized job."""
 
     job: JobRecord
     piece_end: datetime | None = None
@@ -73,19 +75,19 @@ class JobTerminated(Record, frozen=True, kw_only=True, omit_defaults=True, tag="
 
 
 class JobStep(Record, frozen=True, kw_only=True, omit_defaults=True, tag="JOB_STEP"):
-    """A step is over on a node; its tasks are records of their own that follow.
+    """End of a step on a node; its tasks follow as records of their own.
 
     Attributes:
-        step: As Slurm writes it behind the dot.
+        step: Step name, as Slurm writes it behind the dot.
         node: NodeName.
-        launched_us: When it was launched, µs since the epoch.
-        ended_us: When it ended there, µs; None where that was lost.
-        start: What the node said when it began.
-        end: What the node said when it ended.
-        tasks: How many tasks are known.
-        correction: Whether an earlier record of this launch is to be forgotten.
-        withdrawn: Whether the launch turned out to be none of this run's: its earlier record
-            and its tasks are to be forgotten, and this one says nothing else.
+        launched_us: Launch time, µs since the epoch.
+        ended_us: End on this node, µs; None where that was lost.
+        start: Report of the node at the start.
+        end: Report of the node at the end.
+        tasks: Number of known tasks.
+        correction: Whether it replaces an earlier record of this launch.
+        withdrawn: Whether the launch turned out to belong to another run: its earlier record
+            and its tasks are void, and this record holds nothing else.
     """
 
     step: str
@@ -100,7 +102,7 @@ class JobStep(Record, frozen=True, kw_only=True, omit_defaults=True, tag="JOB_ST
 
 
 class JobTask(Record, frozen=True, kw_only=True, omit_defaults=True, tag="JOB_TASK"):
-    """A task of a step ended."""
+    """End of one task of a step."""
 
     step: str
     node: str
@@ -109,17 +111,17 @@ class JobTask(Record, frozen=True, kw_only=True, omit_defaults=True, tag="JOB_TA
 
 
 class JobAccounted(Record, frozen=True, kw_only=True, omit_defaults=True, tag="JOB_ACCOUNTED"):
-    """Another's books tell of a step; records of our own go before."""
+    """Step as imported from other accounting records; Steward's own records take precedence."""
 
     line: Line
 
 
 AnyRecord = JobStart | JobSuspend | JobTerminated | JobStep | JobTask | JobAccounted
-"""One line of the log."""
+"""Any line of the log."""
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What tells whose a record is, for who only looks a line over."""
+    """Fields that identify a record's run, for a reader that only scans lines."""
 
     record: str
     cluster: str
@@ -131,14 +133,14 @@ class Head(msgspec.Struct, frozen=True):
 
 _encode = msgspec.json.Encoder().encode
 record_of = msgspec.json.Decoder(AnyRecord).decode
-"""The record that a line holds; raises ``msgspec.MsgspecError``."""
+"""Decode a line into a record; raises ``msgspec.MsgspecError``."""
 
 head_of = msgspec.json.Decoder(Head).decode
-"""The head of the record that a line holds; raises ``msgspec.MsgspecError``."""
+"""Decode the head of a line's record; raises ``msgspec.MsgspecError``."""
 
 
 def submit_of(body: RunFact | StepUsage | StepAccounted) -> datetime:
-    """The run's own submit time, in whole seconds, as Slurm has them."""
+    """Return the run's own submit time in whole seconds, as Slurm has it."""
     if isinstance(body, RunFact):
         submit = body.record.submit or body.first_submit
     elif isinstance(body, StepUsage):
@@ -149,11 +151,12 @@ def submit_of(body: RunFact | StepUsage | StepAccounted) -> datetime:
 
 
 def lines_of(event: Event) -> bytes:
-    """The lines of the log that an event of a run becomes, each with its newline."""
+    """Encode a run's event as lines of the log, each with its newline."""
     return b"".join(_encode(record) + b"\n" for record in _records(event))
 
 
 def _records(event: Event) -> Iterator[Record]:
+    """Yield the records of an event."""
     body = event.body
     head: dict[str, Any] = {
         "v": VERSION,
@@ -174,6 +177,7 @@ def _records(event: Event) -> Iterator[Record]:
 
 
 def _run(head: dict[str, Any], kind: str, fact: RunFact) -> Record:
+    """Build the record of a run's start, suspension or end."""
     told = {
         **head,
         "job": fact.record,
@@ -186,6 +190,7 @@ def _run(head: dict[str, Any], kind: str, fact: RunFact) -> Record:
 
 
 def _step(head: dict[str, Any], usage: StepUsage) -> Iterator[Record]:
+    """Yield the record of a step on a node, then those of its tasks."""
     launch: dict[str, Any] = {
         "step": usage.step,
         "node": usage.node,
@@ -207,14 +212,15 @@ def _step(head: dict[str, Any], usage: StepUsage) -> Iterator[Record]:
 
 
 KINDS: Final = frozenset({RUN_START, RUN_SUSPEND, RUN_END, STEP_USAGE, STEP_ACCOUNTED})
-"""The kinds of events that the log is made of."""
+"""Kinds of events that the log is made of."""
 
 
 _Launch = tuple[str, str, int]
+"""Launch of a step: step, node, launch time (µs)."""
 
 
 class RunRecords:
-    """What is told of one run; of what is told twice, the later counts."""
+    """Merged records of one run; of two records for the same thing, the later one counts."""
 
     def __init__(self) -> None:
         self._of_run: JobTerminated | JobStart | JobSuspend | None = None
@@ -224,7 +230,7 @@ class RunRecords:
         self._accounted: dict[str, JobAccounted] = {}
 
     def add(self, record: AnyRecord) -> None:
-        """Take in the next record of the run."""
+        """Add the next record of the run."""
         if isinstance(record, JobTask):
             of_launch = self._tasks.setdefault(_launch(record), {})
             of_launch[record.task.task] = record.task
@@ -238,11 +244,11 @@ class RunRecords:
         elif isinstance(record, JobTerminated) and record.piece_end is not None:
             self._pieces[record.piece_end] = record
         elif isinstance(record, JobTerminated) or not isinstance(self._of_run, JobTerminated):
-            # How a run ended is said by no record of its start, however late that comes.
+            # A record of the start, however late it comes, does not replace the end.
             self._of_run = record
 
     def lines(self, *, is_latest: bool) -> Iterator[Line]:
-        """The run's former sizes and the run, each before its steps in Slurm's order.
+        """Yield lines of the run's former sizes, then of the run, each before its steps.
 
         Args:
             is_latest: Whether it is the job's last run.
@@ -254,22 +260,24 @@ class RunRecords:
             return
         fact = _fact(self._of_run)
         if ends:
-            # Its current size began where the last former one ended.
+            # The current size began where the last former one ended.
             current = msgspec.structs.replace(fact.record, start=ends[-1])
             fact = msgspec.structs.replace(fact, record=current)
-        # Another run of what was requeued follows, whether or not anybody has told of it yet.
+        # A requeued job has another run, even if no record of it has arrived yet.
         is_latest = is_latest and base_state(fact.record.state) != "REQUEUED"
         yield from self._part(self._of_run, fact, is_latest=is_latest)
 
     def _part(
         self, record: JobTerminated | JobStart | JobSuspend, fact: RunFact, *, is_latest: bool
     ) -> Iterator[Line]:
+        """Yield the line of the run or a former size, then the lines of its steps."""
         run = run_line(record.cluster, fact, is_latest=is_latest, source=record.source)
         steps = sorted(self._steps(run), key=lambda line: (rank_of(line.step), line.step))
         yield add_steps(run, steps)
         yield from steps
 
     def _steps(self, run: Line) -> Iterator[Line]:
+        """Yield the lines of the steps that ran in one piece of the run."""
         by_step: dict[str, list[StepUsage]] = {}
         for launch in {**self._launches, **self._tasks}:
             if self._piece_at(launch[2]) == run.piece_us:
@@ -285,11 +293,12 @@ class RunRecords:
                 yield as_step_of(run, accounted.line)
 
     def _piece_at(self, us: int) -> int:
-        """The end (µs) of the piece in whose time this moment is; 0 for the current size."""
+        """Return the end (µs) of the piece that contains this moment; 0 for the current size."""
         ends = (micros(end) for end in sorted(self._pieces))
         return next((end_us for end_us in ends if us < end_us), 0)
 
     def _usage(self, run: Line, launch: _Launch) -> StepUsage:
+        """Build the usage of one launch from its records."""
         tasks = self._tasks.get(launch, {})
         usage = StepUsage(
             job_id=run.job_id,

@@ -1,7 +1,9 @@
-"""What the job log's consumer keeps: its place, the length of each file, and what waits.
+"""State database of the job log's consumer: cursor, file lengths, days, and lines that wait.
 
-Place and lengths are one transaction, so that after a crash they tell which
-bytes of the files count. Records of runs that have not ended wait in here.
+Cursor and lengths change in one transaction, so after a crash they tell which bytes of the files
+are valid. Records of runs that have not ended wait in table ``waiting``. :class:`Keeping` reads,
+:class:`Writer` writes within one transaction. The file is ``accounting-log.db`` in the state
+directory.
 """
 
 from collections.abc import Iterable, Iterator
@@ -57,24 +59,26 @@ MIGRATIONS: Final = (
     """,
 )
 CLOSED: Final = 0
+"""State of a day that is packed."""
 SWAPPING: Final = 1
+"""State of a day whose packed files are being renamed into place."""
 
 RunKey = tuple[str, int, int, int]
-"""A run: cluster, job id, its own submit time in µs, restarts."""
+"""Run: cluster, job id, its own submit time in µs, restarts."""
 
 Purge = tuple[str, int, int]
-"""A purged script: cluster, job id, when it was written in µs."""
+"""Purged script: cluster, job id, time it was written in µs."""
 
 _OF_RUN: Final = "WHERE cluster = ? AND job_id = ? AND submit_us = ? AND restarts = ?"
 
 
 def keeping_path(state_dir: str) -> str:
-    """The database of the job log's consumer."""
+    """Return the path of the consumer's database."""
     return f"{state_dir}/accounting-log.db"
 
 
 class Keeping:
-    """The database.
+    """State database of the job log's consumer.
 
     Args:
         path: The file.
@@ -86,14 +90,14 @@ class Keeping:
 
     def __init__(self, path: str, *, reading: bool = False) -> None:
         self._path = path
-        # NORMAL: a power loss may take the last batches with their lengths, and the journal,
-        # which is not trimmed for a while, gives them again.
+        # NORMAL: a power loss may take the last batches together with their lengths; the journal,
+        # which is not trimmed for a while, delivers them again.
         self._connection: Connection = (
             open_reader(path) if reading else open_database(path, MIGRATIONS, synchronous="NORMAL")
         )
         if not reading:
             with translated(path):
-                # What is blanked is overwritten: a purge leaves no copy in a free page.
+                # Overwrite blanked text: a purge leaves no copy in a free page.
                 self._connection.execute("PRAGMA secure_delete=ON")
 
     def _rows(self, sql: str, *values: object) -> list[Any]:
@@ -105,27 +109,27 @@ class Keeping:
         return rows[0][0] if rows else None
 
     def cursor(self) -> int:
-        """Position of the last event that was taken in."""
+        """Return the position of the last applied event."""
         return int(self._value("SELECT position FROM cursor"))
 
     def location(self) -> str:
-        """The directory that the lengths are of; "" at first."""
+        """Return the log directory that the lengths belong to; "" at first."""
         return str(self._value("SELECT location FROM cursor"))
 
     def files(self) -> dict[str, tuple[int, int]]:
-        """The files that are appended to: length, and when that was last (seconds)."""
+        """Return the growing files: length, and time of the last append in seconds."""
         return {name: (length, at) for name, length, at in self._rows("SELECT * FROM file")}
 
     def days(self) -> dict[str, int]:
-        """The days that were closed, with their state."""
+        """Return the closed days with their state."""
         return dict(self._rows("SELECT * FROM day"))
 
     def day_of(self, run: RunKey) -> str:
-        """The day that an ended run's records belong to; "" where it has not ended."""
+        """Return the day that holds an ended run's records; "" while the run has not ended."""
         return self._value(f"SELECT day FROM run {_OF_RUN}", *run) or ""  # noqa: S608 - our own text
 
     def run_of_submit(self, cluster: str, job_id: int, submit_us: int) -> tuple[RunKey, str] | None:
-        """The ended run with this submit time of its own, and its day."""
+        """Find the ended run with this submit time of its own; return it with its day."""
         rows = self._rows(
             "SELECT restarts, day FROM run WHERE cluster = ? AND job_id = ? AND submit_us = ?",
             *(cluster, job_id, submit_us),
@@ -133,14 +137,14 @@ class Keeping:
         return ((cluster, job_id, submit_us, rows[0][0]), rows[0][1]) if rows else None
 
     def waiting(self, run: RunKey) -> Iterator[bytes]:
-        """The lines that wait for a run's end, in the order in which they came."""
+        """Yield the lines that wait for a run's end, in order of arrival."""
         sql = f"SELECT lines FROM waiting {_OF_RUN} ORDER BY number"  # noqa: S608 - likewise
         with translated(self._path):
             for (lines,) in self._connection.execute(sql, run):
                 yield lines
 
     def waiting_since(self, cluster: str, submit_us: int) -> list[int]:
-        """The numbers of what waits of runs that were submitted then or later."""
+        """Return the numbers of waiting lines of runs submitted at this time or later."""
         rows = self._rows(
             "SELECT number FROM waiting WHERE cluster = ? AND submit_us >= ? ORDER BY number",
             *(cluster, submit_us),
@@ -148,19 +152,19 @@ class Keeping:
         return [number for (number,) in rows]
 
     def waiting_lines(self, number: int) -> bytes:
-        """What waits under a number."""
+        """Return the waiting lines with a number."""
         return bytes(self._value("SELECT lines FROM waiting WHERE number = ?", number))
 
     def purges(self) -> list[Purge]:
-        """The scripts that were purged lately."""
+        """Return the recently purged scripts."""
         return self._rows("SELECT cluster, job_id, written_us FROM purge")
 
     def looks(self) -> list[str]:
-        """The days that are to be looked over for what they tell of these, the latest first."""
+        """Return the days still to scan for purged text, the latest first."""
         return [day for (day,) in self._rows("SELECT day FROM look ORDER BY day DESC")]
 
     def is_superseded(self, run: RunKey) -> bool:
-        """Whether a later run of the same job is known."""
+        """Return True if a later run of the same job is known."""
         sql = (
             "SELECT 1 FROM {} WHERE cluster = ? AND job_id = ? AND submit_us >= ? AND restarts > ? "
             "LIMIT 1"
@@ -169,7 +173,7 @@ class Keeping:
 
     @contextmanager
     def writing(self) -> "Iterator[Writer]":
-        """One transaction.
+        """Open a transaction for writing.
 
         Raises:
             SqliteUnavailable: The state directory cannot be written now.
@@ -178,33 +182,33 @@ class Keeping:
             yield Writer(connection)
 
     def overwrite(self) -> None:
-        """Have nothing lie on in the WAL of what was blanked."""
+        """Truncate the WAL, so that it keeps no copy of blanked text."""
         with translated(self._path):
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the database."""
         self._connection.close()
 
 
 class Writer:
-    """What can be written in one transaction."""
+    """Changes within one transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def advance(self, position: int) -> None:
-        """Move the cursor; a replayed event may come with a position passed long ago."""
+        """Move the cursor; a replayed event may come with an older position, which is ignored."""
         self._connection.execute("UPDATE cursor SET position = max(position, ?)", (position,))
 
     def move_to(self, location: str) -> None:
-        """Another directory is written to: what is known of files was of the former."""
+        """Change to another log directory and drop the records of the former one's files."""
         self._connection.execute("UPDATE cursor SET location = ?", (location,))
         self._connection.execute("DELETE FROM file")
         self._connection.execute("DELETE FROM day")
 
     def wait(self, run: RunKey, lines: bytes) -> None:
-        """Keep lines until a run ends."""
+        """Store lines until their run ends."""
         self._connection.execute(
             "INSERT INTO waiting (cluster, job_id, submit_us, restarts, lines) "
             "VALUES (?, ?, ?, ?, ?)",
@@ -212,32 +216,32 @@ class Writer:
         )
 
     def end(self, run: RunKey, day: str) -> None:
-        """A run has ended; nothing waits for that any more."""
+        """Record the end of a run, and drop its waiting lines."""
         self._connection.execute("INSERT OR REPLACE INTO run VALUES (?, ?, ?, ?, ?)", (*run, day))
         for one in (run, (*run[:3], -1)):
             self._connection.execute(f"DELETE FROM waiting {_OF_RUN}", one)  # noqa: S608 - ours
 
     def wrote(self, name: str, length: int, written_s: int) -> None:
-        """A file is so long now."""
+        """Record a file's new length."""
         self._connection.execute(
             "INSERT OR REPLACE INTO file VALUES (?, ?, ?)", (name, length, written_s)
         )
 
     def set_day(self, day: str, state: int) -> None:
-        """A day is being closed, or is closed."""
+        """Set a day's state: being closed, or closed."""
         self._connection.execute("INSERT OR REPLACE INTO day VALUES (?, ?)", (day, state))
 
     def forget_files(self, names: Iterable[str]) -> None:
-        """These files are not there any more."""
+        """Drop files that no longer exist."""
         self._connection.executemany("DELETE FROM file WHERE name = ?", [(one,) for one in names])
 
     def forget_day(self, day: str) -> None:
-        """A day is not in the log any more."""
+        """Drop a day that was removed from the log, with its runs."""
         self._connection.execute("DELETE FROM day WHERE day = ?", (day,))
         self._connection.execute("DELETE FROM run WHERE day = ?", (day,))
 
     def purge(self, purges: Iterable[Purge], noted_s: int, days: Iterable[str]) -> None:
-        """Scripts were purged, and days are to be looked over for what they tell of them."""
+        """Record purged scripts, and the days to scan for their text."""
         self._connection.executemany(
             "INSERT OR REPLACE INTO purge VALUES (?, ?, ?, ?)",
             [(*purge, noted_s) for purge in purges],
@@ -247,19 +251,19 @@ class Writer:
         )
 
     def wait_anew(self, number: int, lines: bytes) -> None:
-        """Other lines wait in the place of some."""
+        """Replace the waiting lines with a number."""
         self._connection.execute("UPDATE waiting SET lines = ? WHERE number = ?", (lines, number))
 
     def looked(self, day: str) -> None:
-        """A day was looked over."""
+        """Mark a day as scanned for purged text."""
         self._connection.execute("DELETE FROM look WHERE day = ?", (day,))
 
     def forget_purges(self, before_s: int) -> None:
-        """Purges that all days were looked over for need not be known any more."""
+        """Drop old purges, unless days are still to be scanned for them."""
         self._connection.execute(
             "DELETE FROM purge WHERE noted_s < ? AND NOT EXISTS (SELECT 1 FROM look)", (before_s,)
         )
 
     def forget_runs(self, before: str) -> None:
-        """Runs that ended before this day need not be known any more."""
+        """Drop runs that ended before this day."""
         self._connection.execute("DELETE FROM run WHERE day < ?", (before,))
