@@ -183,6 +183,7 @@ class Maker:
         return self._event(STEP_ACCOUNTED, key, record.end, body)
 
     def _event(self, kind: str, key: str, at: datetime, body: msgspec.Struct) -> Event:
+        """Build an event whose source is an import."""
         return Event(
             kind=kind,
             cluster=self._cluster,
@@ -498,6 +499,7 @@ def _is_within(row: Row, zone: tzinfo, times: tuple[datetime | None, datetime | 
 
 
 def _in_time(end: datetime | None, times: tuple[datetime | None, datetime | None]) -> bool:
+    """Return True if an end lies within the requested times."""
     since, until = times
     if end is None:
         return False

@@ -245,11 +245,13 @@ class _Values:
         self.bound: dict[str, Any] = {}
 
     def bind(self, value: object) -> str:
+        """Bind a value and return its placeholder."""
         name = f"v{len(self.bound)}"
         self.bound[name] = value
         return f":{name}"
 
     def one_of(self, column: str, values: Iterable[object]) -> str:
+        """Return the condition that a column has one of these values."""
         chosen = list(values)
         if len(chosen) == 1:
             # With "=" the index also delivers the order, so nothing is sorted.

@@ -142,6 +142,7 @@ class _Values:
         return f"${name}"
 
     def one_of(self, column: str, values: Iterable[object]) -> str:
+        """Return the condition that a column has one of these values."""
         chosen = [str(value) if type(value) is int else self.bind(value) for value in values]
         return f"{column} = {chosen[0]}" if len(chosen) == 1 else f"{column} IN ({_list(chosen)})"
 

@@ -415,6 +415,7 @@ class RunFacts(msgspec.Struct, array_like=True, dict=True):
 
     @cached_property
     def _merged(self) -> JobRecord:
+        """Merged record, cached until the next observation."""
         record = self._latest()
         ending = self.ending
         if ending is not None:
@@ -519,6 +520,7 @@ def _more(one: int | None, other: int | None) -> int | None:
 
 
 def _derived(record: JobRecord) -> tuple[int, int]:
+    """Return the derived exit code and signal; 0 if unknown."""
     return record.derived_exit_code or 0, record.derived_exit_signal or 0
 
 

@@ -1,7 +1,7 @@
-"""Run and step queries on jobs.db: accounting lines, launches, and what is missing.
+"""Run and step queries on jobs.db: accounting lines, launches, and missing data.
 
-:class:`Accounts` is the base class of :class:`steward.jobs.queries.Jobs` with these queries.
-``steward accounting gaps``, the job page, the bank and plugins use them.
+:class:`Accounts` is the base class of :class:`steward.jobs.queries.Jobs` with these queries. The
+job page, ``steward accounting gaps`` and the bank's billing and reconciliation use them.
 """
 
 from collections.abc import Iterable, Sequence

@@ -71,6 +71,7 @@ def without_task(expression: str, tasks: Iterable[int]) -> str:
 
 
 def _range(first: int, last: int, step: int) -> list[str]:
+    """Format a range of tasks; [] if it is empty."""
     if first > last:
         return []
     if first + step > last:

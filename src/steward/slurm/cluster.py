@@ -7,7 +7,8 @@ parsers that it uses:
   pyslurm's older dictionary shortened a name, that name is present too. Passwords are omitted.
 - :func:`parse_steps` reads ``scontrol show step``.
 
-Last come :func:`node_addresses` and :func:`slurmd_uid`, for code that contacts the nodes.
+Last come :func:`node_addresses` and :func:`slurmd_uid`, with which capture checks who sends node
+reports.
 """
 
 import re

@@ -1,8 +1,8 @@
 """Job fields as a flat dictionary, under the names of Slurm's API and of pyslurm.
 
 :func:`job_details` builds it from a JobRecord, plus fields that only ``scontrol show job`` prints
-(:func:`segments` splits that output by job, :func:`extras` reads one job's part). Rules, actions
-and the API use it.
+(:func:`segments` splits that output by job, :func:`extras` reads one job's part). The job
+operations of automation return it.
 
 Names (``job_state``, ``num_nodes``, ``std_out``) are the same in every Slurm version. Times are
 seconds since the epoch, ``time_limit`` is in minutes, and None means that Slurm shows no value.

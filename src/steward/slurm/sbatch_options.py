@@ -1,7 +1,7 @@
 """sbatch options of Slurm 22.05 to 26.05: which take a value, short letters and aliases.
 
-:func:`full_name` and :func:`letters` read options as getopt does; the price estimate parses submit
-lines with them.
+:func:`full_name` and :func:`letters` read options as getopt does. Price quotes and the
+resubmission of archived scripts parse submit lines with them.
 
 Source: sbatch(1), and ``sbatch --help`` of each version;
 tests/integration/test_estimate_billing.py compares both.

@@ -155,6 +155,7 @@ def _memory(line: Line, steps: Sequence[tuple[Line, Sequence[StepUsage]]]) -> _M
 
 
 def _nearness(one: _Memory) -> tuple[float, int]:
+    """Return the sort key of a peak: its share of the allocation, then its size."""
     return share_of(one.peak, one.allocated) or 0.0, one.peak or 0
 
 

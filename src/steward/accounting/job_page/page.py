@@ -303,6 +303,7 @@ def _add_longest(chosen: dict[str, MemberPart], ended: Sequence[_Member]) -> Non
 
 
 def _by_failure(member: _Member) -> tuple[int, int]:
+    """Return the sort key of a failed task: gravity of the state, then job id."""
     return _FAILED.index(member.line.state), member.line.job_id
 
 
@@ -464,6 +465,7 @@ class Pages:
         launches: Iterable[StepUsage],
         request: PageRequest,
     ) -> RunPart:
+        """Build the part for one run."""
         by_step: dict[str, list[StepUsage]] = {}
         for launch in launches:
             by_step.setdefault(launch.step, []).append(launch)

@@ -550,6 +550,7 @@ def _namespace(request: SacctRequest, clock: Clock, now: datetime) -> dict[str, 
 
 
 def _text(value: str | None) -> str:
+    """Return a text safe for a terminal; "" for None."""
     if not value:
         return ""
     return value if value.isascii() and value.isprintable() else safe(value)
@@ -588,6 +589,7 @@ def _label(label: str) -> str:
 
 
 def _limit_minutes(seconds: int | None, start_us: int | None) -> str:
+    """Format a time limit in minutes."""
     if seconds is None:
         return values.limit_text(None, started=bool(start_us))
     return str(seconds // 60)

@@ -366,6 +366,7 @@ def _step(line: dict[str, Any], now_s: int) -> dict[str, Any]:
 
 
 def _times(line: dict[str, Any], now_s: int) -> dict[str, Any]:
+    """Build the JSON object of a line's times."""
     start, end = _seconds(line["start_us"]), _seconds(line["end_us"])
     suspended = line["suspended_s"] or 0
     user, system = line["user_us"], line["system_us"]
@@ -405,6 +406,7 @@ def _state(line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _exit(code: int | None, signal: int | None) -> dict[str, Any]:
+    """Build the JSON object of an exit code."""
     if code is None and signal is None:
         return {"status": "PENDING", "return_code": None, "signal": None}
     status = "SIGNALED" if signal else "SUCCESS" if not code else "ERROR"
